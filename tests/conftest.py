@@ -1,0 +1,8 @@
+"""Strictness for every test: float64 on, silent broadcasting and silent dtype promotion off."""
+
+import jax
+import matplotlib
+
+matplotlib.use("Agg")
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_numpy_rank_promotion", "raise")
