@@ -25,8 +25,8 @@ class Ratio(sp.Function):
         a, b, _ = self.args
         return (Ratio(1, b, 0), -Ratio(a, b**2, 0), sp.S.Zero)[argindex - 1]  # type: ignore[return-value]
 
-    def _latex(self, printer: Any) -> str:
-        return rf"\frac{{{printer._print(self.args[0])}}}{{{printer._print(self.args[1])}}}"
+    def _latex(self, printer: Any, exp: str | None = None) -> str:
+        return _power(exp, rf"\frac{{{printer._print(self.args[0])}}}{{{printer._print(self.args[1])}}}")
 
 
 class Most(sp.Function):
@@ -42,8 +42,8 @@ class Most(sp.Function):
     def doit(self, **hints: Any) -> Any:
         return sp.Max(*(a.doit(**hints) for a in self.args))
 
-    def _latex(self, printer: Any) -> str:
-        return rf"\max\left({printer._print(self.args[0])}, {printer._print(self.args[1])}\right)"
+    def _latex(self, printer: Any, exp: str | None = None) -> str:
+        return _power(exp, rf"\max\left({printer._print(self.args[0])}, {printer._print(self.args[1])}\right)")
 
 
 class Least(sp.Function):
@@ -59,8 +59,12 @@ class Least(sp.Function):
     def doit(self, **hints: Any) -> Any:
         return sp.Min(*(a.doit(**hints) for a in self.args))
 
-    def _latex(self, printer: Any) -> str:
-        return rf"\min\left({printer._print(self.args[0])}, {printer._print(self.args[1])}\right)"
+    def _latex(self, printer: Any, exp: str | None = None) -> str:
+        return _power(exp, rf"\min\left({printer._print(self.args[0])}, {printer._print(self.args[1])}\right)")
+
+
+def _power(exp: str | None, latex: str) -> str:
+    return latex if exp is None else rf"\left({latex}\right)^{{{exp}}}"
 
 
 def plain(expr: Any) -> Any:

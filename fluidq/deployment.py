@@ -41,7 +41,7 @@ class Deployment:
         gpus_per_prefill_worker, gpus_per_decode_worker: GPUs of one worker.
         hbm: memory of one GPU [B].
         weights: resident weights of one worker, spread evenly over its GPUs [B].
-        sources: field name (`t_step` for its coefficients) -> where the value comes from.
+        sources: field name (`t_step` for its coefficients) -> the figure behind it, with what it is and where from.
         alternatives: field name -> other published figures for it.
 
     Raises:
@@ -62,7 +62,7 @@ class Deployment:
     fabric: float = math.inf
     gpus_per_prefill_worker: int = 1
     gpus_per_decode_worker: int = 1
-    sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    sources: Mapping[str, Figure] = field(default_factory=dict, compare=False, repr=False)
     alternatives: Mapping[str, tuple[Figure, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -134,14 +134,6 @@ class Deployment:
                 f"{format(free, 'bytes')} left of {format(self.hbm, 'bytes')} HBM by weights",
             )
 
-    def describe(self) -> str:
-        """Where each figure is from, one a line, and the other published ones."""
-        lines = []
-        for name, source in self.sources.items():
-            lines.append(f"{name}: {source}")
-            lines += [f"  or {a.value:,.0f}: {a.label} ({a.source})" for a in self.alternatives.get(name, ())]
-        return "\n".join(lines)
-
     @classmethod
     def preset(
         cls,
@@ -181,15 +173,12 @@ class Deployment:
         precision = ("fp8" if "fp8" in g.peaks else "bf16") if precision is None else precision
         if precision not in g.peaks or precision not in m.weights:
             raise unknown(f"precision for {m.name} on {g.name}", precision, set(g.peaks) & set(m.weights))
-        weights, sources = m.weights[precision], {}
-        rate, sources["r_P"] = _prefill_rate(m, g, precision, prefill_efficiency, r_P)
-        kv, sources["kappa_store"] = m.kv[0].value, f"{m.kv[0].label}; {m.kv[0].source}"
+        weights = m.weights[precision]
+        rate = _prefill_rate(m, g, precision, prefill_efficiency, r_P)
+        kv = m.kv[0]
         if kv_bytes_per_token is not None:
-            kv = si(kv_bytes_per_token, "bytes/token", "kv_bytes_per_token", above=0.0)
-            sources["kappa_store"] = "given"
-        link, sources["nic"] = g.nic.value, f"usual NIC; {g.nic.source}"
-        if nic is not None:
-            link, sources["nic"] = si(nic, "bytes/s", "nic", above=0.0), "given"
+            kv = _given(si(kv_bytes_per_token, "bytes/token", "kv_bytes_per_token", above=0.0))
+        link = g.nic if nic is None else _given(si(nic, "bytes/s", "nic", above=0.0))
         fit = next((s for s in m.steps if s.gpu == g.name), None)
         workers = fit.worker_gpus if fit else m.worker_gpus
         while weights.value / workers > _WEIGHT_SHARE * g.hbm.value:
@@ -198,44 +187,55 @@ class Deployment:
         if fit:
             # The fit counts sequences per rank; a rank of several GPUs holds that many times B per GPU.
             a, b, c = fit.a, fit.b * fit.rank_gpus, fit.c * fit.rank_gpus
-            sources["t_step"] = f"fit for {fit.label}, mean error {fit.error:.0%}; {fit.source}"
+            step = Figure(a, f"fit for {fit.label}, mean error {fit.error:.0%}", fit.source)
         else:
             read = (weights.value / max(decode, 1), m.kv_fixed.value, m.kv_scan.value)
             a, b, c = (size / g.hbm_rate.value for size in read)
-            sources["t_step"] = "roofline: weights and cache read once a step at peak HBM rate (optimistic)"
-        sources["hbm"] = g.hbm.source
-        sources["weights"] = f"{precision}; {weights.source}"
+            step = Figure(a, "roofline, weights and cache read once a step at the peak HBM rate", g.hbm_rate.source)
         return cls(
             model=m.name,
             gpu=g.name,
-            r_P=rate,
-            kappa_store=kv,
+            r_P=rate.value,
+            kappa_store=kv.value,
             t_step_a=a,
             t_step_b=b,
             t_step_c=c,
             batch=batch,
-            nic=link,
+            nic=link.value,
             hbm=g.hbm.value,
             weights=weights.value,
             fabric=si(fabric, "bytes/s", "fabric", above=0.0),
             gpus_per_prefill_worker=workers if gpus_per_prefill_worker is None else gpus_per_prefill_worker,
             gpus_per_decode_worker=decode,
-            sources=sources,
+            sources={
+                "r_P": rate,
+                "kappa_store": kv,
+                "t_step": step,
+                "nic": link,
+                "hbm": g.hbm,
+                "weights": Figure(weights.value, precision, weights.source),
+            },
             alternatives={
-                "kappa_store": tuple(k for k in m.kv if k.value != kv),
-                "r_P": tuple(p.figure for p in m.prefill if p.figure.value != rate),
+                "kappa_store": tuple(k for k in m.kv if k.value != kv.value),
+                "r_P": tuple(
+                    p.figure for p in sorted(m.prefill, key=lambda p: p.gpu != g.name) if p.figure.value != rate.value
+                ),
             },
         )
 
 
+def _given(value: float) -> Figure:
+    return Figure(value, "as given", "the caller")
+
+
 def _prefill_rate(
     m: catalog.Model, g: catalog.Gpu, precision: str, efficiency: float, given: Quantity | None
-) -> tuple[float, str]:
+) -> Figure:
     if given is not None:
-        return si(given, "tokens/s", "r_P", above=0.0), "given"
+        return _given(si(given, "tokens/s", "r_P", above=0.0))
     share = si(efficiency, "1", "prefill_efficiency", above=0.0)
     if share > 1:
         raise refuse("prefill_efficiency", efficiency, "a share of peak in (0, 1]")
-    peak, active = g.peaks[precision], m.params_active.value
-    words = f"roofline, {format(peak.value, 'flop/s')} {precision} / (2 x {active / 1e9:g} B active)"
-    return peak.value / (2 * active) * share, f"{words} x efficiency {share:g}; {peak.source}"
+    peak, active = g.peaks[precision], m.params_active
+    words = f"{format(peak.value, 'flop/s')} {precision} / (2 x {active.value / 1e9:g} B active) x efficiency {share:g}"
+    return Figure(peak.value / (2 * active.value) * share, words, f"{peak.source}; {active.source}")

@@ -16,6 +16,9 @@ from fluidq._numerics import least, most, positive_part, ratio
 
 Scalar = Real[ArrayLike, ""]
 
+# Requests in a batch that count as none [req].
+NEGLIGIBLE = 1e-12
+
 
 class Contents(NamedTuple):
     """What a store holds: requests, and the stored-input and output tokens of those requests."""
@@ -151,6 +154,8 @@ def advance(
 
     # Decode: residents leave at rate accept / (O t_s); a slot is a place in the batch at the end of the step.
     keep_old, _ = _kept(_residence(old, t_step, plant), dt)
+    # The exponential tail of an idle batch ends here, before ratios of denormal numbers lose their derivatives.
+    keep_old = jnp.where(old.requests > NEGLIGIBLE, keep_old, 0.0)
     slots = positive_part(decode_gpus * plant.batch - keep_old * old.requests)
     link = decode_gpus * plant.nic_decode * dt
 

@@ -93,7 +93,8 @@ _BITS_OR_BYTES = ("bytes", "bytes/s", "bytes/token")
 
 @functools.cache
 def _registry() -> pint.UnitRegistry:
-    registry = pint.UnitRegistry(None, non_int_type=Fraction)
+    # Pint takes None (no default units) and any number type; its annotations are narrower than its documentation.
+    registry = pint.UnitRegistry(None, non_int_type=Fraction)  # pyright: ignore[reportArgumentType]
     for line in _DEFINITIONS.strip().splitlines():
         registry.define(line)
     return registry
@@ -111,7 +112,8 @@ def _base(unit: str) -> tuple[Fraction, dict[str, int]]:
         return Fraction(1), {}
     registry = _registry()
     parsed = registry.parse_units(unit)
-    return Fraction(registry.get_base_units(parsed)[0]), dict(registry.get_dimensionality(parsed))
+    factor, _ = registry.get_base_units(parsed)
+    return Fraction(str(factor)), {name: int(str(power)) for name, power in registry.get_dimensionality(parsed).items()}
 
 
 @functools.lru_cache(maxsize=512)

@@ -165,10 +165,11 @@ class Workload:
             raise refuse("t1", stop, f"a time after t0 = {start:g} s and at most {self.duration:g} s")
         if first == last:
             raise refuse("t1 - t0", stop - start, f"at least one window of {self.window:g} s")
-        part = self._totals()[:, first:last]
-        if not part[0].any():
+        rate = self.rate[first:last]
+        if not rate.any():
             raise refuse(f"the number of requests from {start:g} s to {stop:g} s", 0, "> 0: choose a longer slice")
-        return _from_totals(self.name, self.window, part, self._after("slice", start, stop))
+        computed, stored, output = (_fill(rate, row[first:last]) for row in self._lengths())
+        return Workload(self.name, self.window, rate, computed, stored, output, self._after("slice", start, stop))
 
     def split(self, t: Number) -> tuple["Workload", "Workload"]:
         """What comes before `t` [s] and what comes after, cut at the nearest window boundary."""

@@ -122,7 +122,7 @@ def _below(threshold: Scalar, x: Scalar, width: Scalar) -> Array:
     Signals span decades and sit at 0 when all is well; in ln x the gate is then exactly 1 there at every width, so the
     relaxed law has no drift that the hard law lacks. At the threshold it is 1/2.
     """
-    some = jnp.asarray(x) > 0
+    some = jnp.asarray(x) > 1e-12 * jnp.asarray(threshold)  # below, ln x has no bounded slope and the gate is 1 anyway
     log = jnp.log(jnp.where(some, x, 1.0)) - jnp.log(threshold)
     return jnp.where(some, jax.nn.sigmoid(-log / width), 1.0)
 

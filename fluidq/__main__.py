@@ -1,0 +1,7 @@
+"""`python -m fluidq` is the `fluidq` command."""
+
+import sys
+
+from fluidq.cli import main
+
+sys.exit(main())

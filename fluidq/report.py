@@ -1,0 +1,82 @@
+"""What people read after a run: text and figures."""
+
+from pathlib import Path
+
+import matplotlib
+
+from fluidq import plot
+from fluidq.scenario import Case
+from fluidq.simulate import Trajectory, simulate
+from fluidq.tune import TuneResult, parameters
+from fluidq.units import format
+
+_ROWS = (
+    ("cost", "cost", "GPU-h"),
+    ("gpu_hours", "  GPU-hours paid", "GPU-h"),
+    ("slo_loss", "  late requests", "GPU-h"),
+    ("lost_flow", "  lost requests", "GPU-h"),
+    ("stalled_flow", "  stalled prefill", "GPU-h"),
+    ("slo_attainment", "SLO attainment", ""),
+    ("actions", "workers started or stopped", ""),
+)
+_PARAMETER_UNITS = {
+    "prefill_up": "s of queued prefill work",
+    "prefill_down": "s of queued prefill work",
+    "decode_up": "of batch slots",
+    "decode_down": "of batch slots",
+    "ratio": "of the GPUs prefill",
+    "step": "GPUs per move (fixed)",
+}
+
+
+def tune_text(case: Case, result: TuneResult, out: str | None) -> str:
+    """The tuning report: what ran, the policy before and after, and what judged it."""
+    w, d, f = case.workload, case.deployment, case.fleet
+    lines = [
+        f"Workload    {w.name}: {w.requests / case.load_scale:,.0f} requests in {format(w.duration, 'seconds')}, "
+        f"mean ISL {w.mean_isl:,.0f} (computed {w.mean_isl_computed:,.0f}), mean OSL {w.mean_osl:,.0f}",
+        f"Fleet       {d.model} on {d.gpu}, up to {float(f.budget):g} GPUs, cold start {format(f.cold_start, 'seconds')}, "
+        f"control every {format(f.interval, 'seconds')}, buffer {format(f.plant.capacity, 'bytes')}",
+        f"Limits      TTFT {format(case.objective.ttft, 'seconds')}, TPOT {format(case.objective.tpot, 'seconds')}; "
+        f"a late request costs {float(case.objective.late_weight):g} x the GPU time of serving one",
+    ]
+    if case.report and case.report.dropped:
+        lines.append(f"Trace       {case.report}")
+    lines += [f"Note        {note}" for note in case.notes]
+    lines += ["", f"{'policy':<28}{'before':>12}{'after':>12}"]
+    before, after = parameters(result.before), parameters(result.after)
+    for name, unit in _PARAMETER_UNITS.items():
+        lines.append(f"{name:<28}{before[name]:>12.4g}{after[name]:>12.4g}  {unit}")
+    lines += ["", f"{'hard replay':<28}{'before':>12}{'after':>12}  integer workers, comparisons on ticks"]
+    for key, label, unit in _ROWS:
+        a, b = result.hard_before[key], result.hard_after[key]
+        shown = (f"{a:>12.1%}{b:>12.1%}",) if key == "slo_attainment" else (f"{a:>12,.1f}{b:>12,.1f}",)
+        lines.append(f"{label:<28}{shown[0]}  {unit}".rstrip())
+    mean_before, mean_after = result.unseen_before.mean(), result.unseen_after.mean()
+    wins = int((result.unseen_after < result.unseen_before).sum())
+    lines += [
+        f"{'cost on unseen draws':<28}{mean_before:>12,.1f}{mean_after:>12,.1f}  GPU-h, better on {wins} of "
+        f"{len(result.unseen_after)}",
+        "",
+        f"Gradient    within {result.gradient_check.max_relative_error:.1e} of central differences at the start point "
+        "(relaxed law)",
+    ]
+    if result.health:
+        lines.append(f"Health      {len(result.health)} steps not taken; the first: {result.health[0]}")
+    change = 1 - result.hard_after["cost"] / result.hard_before["cost"]
+    verdict = f"{change:.0%} lower cost on the hard law" if change > 0 else "nothing better than the start was found"
+    lines.append(f"Result      {verdict}; fluid model: means per tick, no percentiles.")
+    lines.append(f"Files       {out}/tune.json, tune.png, search.png" if out else "Files       none; --out DIR writes them")
+    return "\n".join(lines)
+
+
+def tune_figures(case: Case, result: TuneResult, folder: Path) -> None:
+    """Write tune.png (before and after over time) and search.png (cost per gradient step) into `folder`."""
+    matplotlib.use("Agg")
+    runs: dict[str, Trajectory] = {}
+    for label, policy in (("before", result.before), ("tuned", result.after)):
+        trajectory = simulate(case.fleet, case.workload, policy, case.objective).trajectory
+        assert trajectory is not None
+        runs[label] = trajectory
+    plot.save(plot.trajectories(runs, case.fleet, case.objective)[0].figure, folder / "tune.png")
+    plot.save(plot.tuning(result).figure, folder / "search.png")

@@ -1,0 +1,302 @@
+"""A scenario file (TOML) to the objects that a run needs; every key is optional, and a wrong one is named by its path."""
+
+import math
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from fluidq import units
+from fluidq._errors import InputError, refuse, unknown
+from fluidq.deployment import Deployment, mean_context
+from fluidq.formulas import balance
+from fluidq.io.traces import ReadReport, read_trace
+from fluidq.objective import Objective
+from fluidq.plant import Plant
+from fluidq.policies import Thresholds
+from fluidq.simulate import Fleet
+from fluidq.tune import Settings
+from fluidq.workload import Workload, default_workload
+
+# What each key holds: its dimension for text with units, or the type of a plain value.
+SCHEMA: dict[str, dict[str, str | type]] = {
+    "deployment": {
+        "model": str,
+        "gpu": str,
+        "nic": "bytes/s",
+        "fabric": "bytes/s",
+        "prefill_rate": "tokens/s",
+        "prefill_efficiency": "1",
+        "kv_per_token": "bytes/token",
+        "batch": "1",
+        "gpus_per_prefill_worker": int,
+        "gpus_per_decode_worker": int,
+    },
+    "fleet": {
+        "gpus": "gpus",
+        "cold_start": "seconds",
+        "interval": "seconds",
+        "buffer": "bytes",
+        "overflow": str,
+        "initial_gpus": "gpus",
+        "min_workers": int,
+    },
+    "workload": {"trace": str, "load_share": "1", "load_scale": "1", "seed": int, "days": "1"},
+    "policy": {
+        "prefill_up": "seconds",
+        "prefill_down": "seconds",
+        "decode_up": "1",
+        "decode_down": "1",
+        "ratio": "1",
+        "step": "gpus",
+    },
+    "objective": {
+        "ttft": "seconds",
+        "tpot": "seconds",
+        "late_weight": "1",
+        "lost_weight": "1",
+        "stalled_weight": "1",
+        "ttft_spread": "1",
+        "tpot_spread": "1",
+    },
+    "tune": {f.name: int if f.type in (int, "int") else "1" for f in fields(Settings)},
+}
+
+# The embedded default: GLM-5.2 on B200 at the modelled prefill rate (the article's 56,250 tok/s is 100 % of peak),
+# a warm start of 88 s (theory: cold-start ladder), four GPUs per worker.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "deployment": {
+        "model": "GLM-5.2",
+        "gpu": "B200",
+        "nic": "400Gbps",
+        "prefill_rate": "13114tok/s",
+        "batch": 128,
+        "gpus_per_prefill_worker": 8,
+        "gpus_per_decode_worker": 8,
+    },
+    "fleet": {
+        "gpus": 512,
+        "cold_start": "88s",
+        "interval": "15s",
+        "buffer": "1TB",
+        "overflow": "back-pressure",
+        "min_workers": 1,
+    },
+    "workload": {"load_share": 0.25, "seed": 0, "days": 1},
+    "policy": {},
+    "objective": {},
+    "tune": {},
+}
+
+
+@dataclass
+class Case:
+    """All that a run needs, and what was decided on the way (`notes`, for people)."""
+
+    deployment: Deployment
+    fleet: Fleet
+    workload: Workload
+    policy: Thresholds
+    objective: Objective
+    settings: Settings
+    load_scale: float
+    phi: float
+    report: ReadReport | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def workload_dict(self) -> dict[str, Any]:
+        """The workload as it was read or generated, before scaling, and the scale."""
+        w = self.workload
+        out: dict[str, Any] = {
+            "name": w.name,
+            "requests": w.requests / self.load_scale,
+            "duration_s": self.report.span if self.report else w.duration,
+            "mean_isl": w.mean_isl,
+            "mean_isl_computed": w.mean_isl_computed,
+            "mean_osl": w.mean_osl,
+            "load_scale": self.load_scale,
+        }
+        if self.report:
+            out["rows_kept"], out["rows_dropped"] = self.report.kept, self.report.dropped
+            out["dropped"] = [{"line": line, "reason": reason} for line, reason in self.report.reasons]
+            out["requests"] = self.report.kept
+        return out
+
+
+def read_scenario(path: str | None) -> dict[str, dict[str, Any]]:
+    """The keys of a TOML scenario file, checked, numbers in SI. Raises InputError naming file, key, value and remedy."""
+    if path is None:
+        return {}
+    try:
+        raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"scenario file {path!r} does not exist; give the path of a TOML file.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"scenario file {path!r} cannot be read as UTF-8 text: {error}.") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InputError(f"scenario file {path!r} is not TOML: {error}.") from None
+    trace = raw.get("workload", {}).get("trace") if isinstance(raw.get("workload"), dict) else None
+    checked = check_keys(raw, path)
+    if isinstance(trace, str):  # a trace is named relative to the scenario that names it
+        checked["workload"]["trace"] = str(Path(path).parent / trace)
+    return checked
+
+
+def check_keys(raw: dict[str, Any], path: str = "scenario") -> dict[str, dict[str, Any]]:
+    """Every section and key known, every value of its kind, text with units to SI floats."""
+    out: dict[str, dict[str, Any]] = {}
+    for section, table in raw.items():
+        if section not in SCHEMA:
+            raise InputError(f"{path}: {unknown('section', section, SCHEMA)}")
+        if not isinstance(table, dict):
+            raise InputError(f"{path}: {refuse(section, table, f'a table [{section}]')}")
+        out[section] = {}
+        for key, value in table.items():
+            if key not in SCHEMA[section]:
+                raise InputError(f"{path}: {unknown(f'key in [{section}]', key, SCHEMA[section])}")
+            try:
+                out[section][key] = _value(value, SCHEMA[section][key], f"{section}.{key}")
+            except InputError as error:
+                raise InputError(f"{path}: {error}") from None
+    return out
+
+
+def _value(value: Any, kind: str | type, name: str) -> Any:
+    if kind is str:
+        if not isinstance(value, str):
+            raise refuse(name, value, "text in quotes")
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise refuse(name, value, "a number, or text with a unit")
+    if kind is int:
+        if not isinstance(value, int):
+            raise refuse(name, value, "a whole number")
+        return value
+    assert isinstance(kind, str)
+    return units.parse(value, kind, name)
+
+
+def build_case(overrides: dict[str, dict[str, Any]] | None = None) -> Case:
+    """The case of the embedded default with `overrides` (as `read_scenario` returns them) on top.
+
+    The workload is scaled so that its mean demand, rate * (t_P + t_D), is `workload.load_share` of the GPUs, unless
+    `workload.load_scale` gives the factor. The batch is cut to what fits in HBM at the workload's mean context. The
+    policy's ratio is D01's phi at the mean mix unless given.
+    """
+    over = overrides or {}
+    defaults = check_keys(DEFAULTS, "default")
+    conf = {section: {**defaults[section], **over.get(section, {})} for section in SCHEMA}
+    notes: list[str] = []
+
+    work = conf["workload"]
+    report = None
+    if "trace" in work:
+        workload, report = read_trace(work["trace"], conf["fleet"]["interval"])
+    else:
+        workload = default_workload(work["seed"], work["days"], conf["fleet"]["interval"])
+
+    deployment = _deployment(conf["deployment"])
+    context = mean_context(workload.mean_isl, workload.mean_osl)
+    room = deployment.free_hbm() / (context * deployment.kappa_store)
+    if room < 1:
+        deployment.check_memory(context)
+    if math.floor(room) < deployment.batch:
+        notes.append(
+            f"batch cut from {deployment.batch:g} to {math.floor(room)} per GPU: "
+            f"what fits in HBM at a mean context of {context:,.0f} tok"
+        )
+        deployment = _deployment({**conf["deployment"], "batch": math.floor(room)})
+    t_step = deployment.t_step(deployment.batch, context)
+    mix = {"B": deployment.batch, "r_P": deployment.r_P, "t_step": t_step, "osl": workload.mean_osl}
+    phi = float(balance.balance_ratio(isl=workload.mean_isl_computed, **mix))
+    if not 0 < phi < 1:
+        raise refuse("workload", f"a balance ratio of {phi}", "one with input and output tokens: both pools must work")
+    # One request per second needs 1 / X* GPUs, X* being D01's throughput of one GPU.
+    gpu_seconds = 1.0 / float(balance.balanced_throughput(N=1.0, isl=workload.mean_isl_computed, **mix))
+    budget = float(conf["fleet"]["gpus"])
+    scale = _scale(work, workload, gpu_seconds, budget, notes)
+    workload = workload.scaled(scale)
+
+    plant = _plant(deployment, conf["fleet"])
+    pair = deployment.gpus_per_prefill_worker + deployment.gpus_per_decode_worker
+    first = workload.slice(0.0, min(600.0, workload.duration))
+    initial = conf["fleet"].get("initial_gpus")
+    if initial is None:
+        # Enough for the first ten minutes at the middle of the default band, in whole pairs of workers.
+        need = first.requests / first.duration * gpu_seconds / 0.7
+        floor = pair * conf["fleet"]["min_workers"]
+        initial = min(max(math.ceil(need / pair) * pair, floor), budget)
+    fleet = Fleet.make(
+        plant,
+        cold_start=conf["fleet"]["cold_start"],
+        interval=conf["fleet"]["interval"],
+        budget=budget,
+        initial_gpus=float(initial),
+        request_gpu_seconds=gpu_seconds,
+        min_workers=conf["fleet"]["min_workers"],
+    )
+    policy = _named("policy", Thresholds, {"ratio": phi, "step": float(pair), **conf["policy"]})
+    objective = _named("objective", Objective, conf["objective"])
+    return Case(
+        deployment=deployment,
+        fleet=fleet,
+        workload=workload,
+        policy=policy,
+        objective=objective,
+        settings=Settings(**conf["tune"]),
+        load_scale=scale,
+        phi=phi,
+        report=report,
+        notes=notes,
+    )
+
+
+def _deployment(conf: dict[str, Any]) -> Deployment:
+    names = {"prefill_rate": "r_P", "kv_per_token": "kv_bytes_per_token"}
+    given = {names.get(key, key): value for key, value in conf.items()}
+    return Deployment.preset(given.pop("model"), given.pop("gpu"), **given)
+
+
+def _plant(d: Deployment, fleet: dict[str, Any]) -> Plant:
+    if fleet["overflow"] not in ("back-pressure", "loss"):
+        raise refuse("fleet.overflow", fleet["overflow"], "'back-pressure' or 'loss'")
+    return Plant(
+        r_P=d.r_P,
+        batch=float(d.batch),
+        t_step_a=d.t_step_a,
+        t_step_b=d.t_step_b,
+        t_step_c=d.t_step_c,
+        kappa=d.kappa_store,
+        capacity=fleet["buffer"],
+        nic_prefill=d.nic,
+        nic_decode=d.nic,
+        fabric=d.fabric,
+        prefill_worker=float(d.gpus_per_prefill_worker),
+        decode_worker=float(d.gpus_per_decode_worker),
+        back_pressure=fleet["overflow"] == "back-pressure",
+    )
+
+
+def _scale(work: dict[str, Any], workload: Workload, gpu_seconds: float, budget: float, notes: list[str]) -> float:
+    if "load_scale" in work:
+        if not work["load_scale"] > 0:
+            raise refuse("workload.load_scale", work["load_scale"], "> 0")
+        return float(work["load_scale"])
+    if not 0 < work["load_share"] <= 1:
+        raise refuse("workload.load_share", work["load_share"], "a share of the GPUs in (0, 1]")
+    demand = workload.requests / workload.duration * gpu_seconds
+    scale = work["load_share"] * budget / demand
+    notes.append(
+        f"load scaled by {scale:.4g}: the workload alone needs {demand:.3g} GPUs on average; scaled, "
+        f"{work['load_share']:.0%} of {budget:g} (load_scale = 1 keeps it as it is)"
+    )
+    return scale
+
+
+def _named(section: str, make: Callable[..., Any], values: dict[str, Any]) -> Any:
+    try:
+        return make(**values)
+    except InputError as error:
+        text = str(error)
+        raise InputError(text if text.startswith(section) else f"{section}.{text}") from None
