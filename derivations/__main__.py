@@ -69,11 +69,15 @@ def table(verdicts: list[Verdict]) -> str:
         said = ", ".join(c for c in counts if not c.startswith("0 ")) or "none published"
         worst = max(v.checks, key=lambda c: abs(c.relative_error), default=None)
         error = f"{worst.relative_error:+.3%} ({worst.check.id})" if worst else "-"
-        lines.append(f"{v.derivation.id:<4} {v.derivation.name:<{width}} {'yes' if v.proved else 'NO':<7} {said:<26} {error}")
+        lines.append(
+            f"{v.derivation.id:<4} {v.derivation.name:<{width}} {'yes' if v.proved else 'NO':<7} {said:<26} {error}"
+        )
     checks = [c for v in verdicts for c in v.checks]
     total = sum(v.seconds for v in verdicts)
     proved, cached = sum(v.proved for v in verdicts), sum(v.cached for v in verdicts)
-    lines.append(f"{proved} of {len(verdicts)} proved ({cached} known from the cache), {len(checks)} checks, {total:.1f} s")
+    lines.append(
+        f"{proved} of {len(verdicts)} proved ({cached} known from the cache), {len(checks)} checks, {total:.1f} s"
+    )
     for v in verdicts:
         lines += [f"{v.derivation.id} NOT PROVED: {failure}" for failure in v.failures]
     for c in checks:
@@ -104,7 +108,10 @@ def run(argv: list[str] | None = None) -> int:
             return 0
         if args.check:
             wrong = stale()
-            print("\n".join(f"{line}; run python -m derivations --write" for line in wrong) or "all generated files are fresh")
+            print(
+                "\n".join(f"{line}; run python -m derivations --write" for line in wrong)
+                or "all generated files are fresh"
+            )
             return 1 if wrong else 0
         verdicts = prove_all(not args.no_cache)
     except DerivationError as error:

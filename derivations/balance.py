@@ -1,5 +1,7 @@
 """Rate balance: the split at which both pools finish requests at the same rate, and how it moves."""
 
+from typing import Any
+
 import sympy as sp
 
 from derivations.core import (
@@ -27,18 +29,18 @@ NO_WORK = Convention(sp.Eq(isl, 0) & sp.Eq(osl, 0), "isl = osl = 0 (no work to b
 # --- D01 ------------------------------------------------------------------------------------------------------------
 
 
-def _solved(d: Derivation) -> list[sp.Expr]:
+def _solved(d: Derivation) -> list[Any]:
     share = sp.Symbol("share")
     balance = positive(sp.Eq(share / prefill_work, (1 - share) / decode_work))
     return [solution - positive(d.formula("balance_ratio")) for solution in sp.solve(balance, share)]
 
 
-def _equal_rates(d: Derivation) -> list[sp.Expr]:
+def _equal_rates(d: Derivation) -> list[Any]:
     ratio, best = positive(d.formula("balance_ratio")), positive(d.formula("balanced_throughput"))
     return [N * ratio / positive(prefill_work) - best, N * (1 - ratio) / positive(decode_work) - best]
 
 
-def _best_split(d: Derivation) -> list[object]:
+def _best_split(d: Derivation) -> list[Any]:
     """One pool's rate rises with the share, the other's falls, so the smaller is largest where they meet."""
     share = sp.Symbol("share", positive=True)
     prefill, decode = share * N / positive(prefill_work), (1 - share) * N / positive(decode_work)
@@ -46,7 +48,7 @@ def _best_split(d: Derivation) -> list[object]:
     return [sp.diff(prefill, share) > 0, sp.diff(decode, share) < 0, sp.simplify((prefill - decode).subs(share, ratio))]
 
 
-def _one_phase_only(d: Derivation) -> list[sp.Expr]:
+def _one_phase_only(d: Derivation) -> list[Any]:
     ratio = positive(d.formula("balance_ratio"))
     (i, o) = (s for s in sorted(ratio.free_symbols, key=str) if str(s) in ("isl", "osl"))
     return [sp.limit(ratio, i, 0), sp.limit(ratio, o, 0) - 1]
@@ -59,7 +61,7 @@ DAY = {"isl": 608 * 10**9, "osl": 168 * 10**9, "r_P": 73_700, "B": 14_800, "t_st
 D01 = Derivation(
     id="D01",
     name="Balance ratio",
-    statement="The prefill share of the GPUs at which both pools finish requests at the same rate; no split does better.",
+    statement="The prefill share of the GPUs at which both pools finish requests at the same rate; no other is faster.",
     assumptions=(
         "steady state, fluid, one class of requests",
         "no limit from the transfer between the pools",
@@ -136,17 +138,17 @@ D01 = Derivation(
 _phi_of = B * isl / (B * isl + r_P * t_step * osl)
 
 
-def _log_odds_of_ratio(d: Derivation) -> sp.Expr:
+def _log_odds_of_ratio(d: Derivation) -> Any:
     ratio = positive(_phi_of)
     return sp.simplify(sp.exp(positive(d.formula("log_odds"))) - ratio / (1 - ratio))
 
 
-def _sum_of_logs(d: Derivation) -> sp.Expr:
+def _sum_of_logs(d: Derivation) -> Any:
     terms = sum(sign * sp.log(x) for x, sign in SIGNS.items())
     return sp.expand_log(positive(d.formula("log_odds")), force=True) - positive(terms)
 
 
-def _sensitivities(d: Derivation) -> list[sp.Expr]:
+def _sensitivities(d: Derivation) -> list[Any]:
     left = []
     for x, sign in SIGNS.items():
         moved = x * sp.diff(_phi_of, x)
@@ -155,13 +157,13 @@ def _sensitivities(d: Derivation) -> list[sp.Expr]:
     return left
 
 
-def _worst_at_half(d: Derivation) -> list[object]:
+def _worst_at_half(d: Derivation) -> list[Any]:
     slope = d.formula("balance_sensitivity")
     (where,) = sp.solve(sp.diff(slope, phi), phi)
     return [where - sp.Rational(1, 2), sp.diff(slope, phi, 2) < 0, slope.subs(phi, where) - sp.Rational(1, 4)]
 
 
-def _regular_log_odds(d: Derivation) -> list[object]:
+def _regular_log_odds(d: Derivation) -> list[Any]:
     regular = d.regular("log_odds")
     i, o = sp.Symbol("isl", positive=True), sp.Symbol("osl", positive=True)
     inside = regular.subs({isl: i, osl: o}) - positive(d.formula("log_odds"))
@@ -171,14 +173,14 @@ def _regular_log_odds(d: Derivation) -> list[object]:
 D02 = Derivation(
     id="D02",
     name="Log-odds and sensitivities",
-    statement="The log-odds of the balance ratio is linear in the logarithms of its five inputs, so that a relative change "
-    "of any of them moves the share by at most a quarter of it, most at an even split.",
+    statement="The log-odds of the balance ratio is linear in the logarithms of its five inputs, so that a relative "
+    "change of any of them moves the share by at most a quarter of it, most at an even split.",
     assumptions=("those of D01",),
     steps=(
         Step("The odds of the balance ratio are the ratio of the two works", odds),
         Step(
             "so the log-odds is a signed sum of logarithms",
-            sp.Eq(logodds, sum(s * sp.log(x) for x, s in SIGNS.items())),  # type: ignore[arg-type]
+            sp.Eq(logodds, sum(s * sp.log(x) for x, s in SIGNS.items())),
             checked=False,
         ),
         Step("A relative change of an input moves the share by", phi * (1 - phi)),
@@ -191,7 +193,7 @@ D02 = Derivation(
             "1",
             "Log-odds of the balance ratio, ln(phi / (1 - phi)).",
             INPUTS,
-            regular=sp.Piecewise((sp.log(odds), (isl > 0) & (osl > 0)), (oo, isl > 0), (-oo, True)),  # type: ignore[arg-type]
+            regular=sp.Piecewise((sp.log(odds), (isl > 0) & (osl > 0)), (oo, isl > 0), (-oo, True)),
             code_symbol="logodds",
             conventions=(
                 Convention(sp.Eq(isl, 0), "isl = 0: -inf (phi = 0), also where osl = 0"),
@@ -222,7 +224,7 @@ D02 = Derivation(
 # --- D03 ------------------------------------------------------------------------------------------------------------
 
 
-def _step_from_rates(d: Derivation) -> sp.Expr:
+def _step_from_rates(d: Derivation) -> Any:
     """Pools stay split at the old ratio while the mix moves: surplus of what prefill makes over what decode takes."""
     old = positive(_phi_of)
     new = {isl: isl_new, osl: osl_new}
@@ -231,18 +233,18 @@ def _step_from_rates(d: Derivation) -> sp.Expr:
     return sp.simplify((made - taken) / made - positive(d.formula("mix_step")))
 
 
-def _step_from_log_odds(d: Derivation) -> sp.Expr:
+def _step_from_log_odds(d: Derivation) -> Any:
     moved = sp.log(odds).subs({isl: isl_new, osl: osl_new}) - sp.log(odds)
     return sp.simplify(1 - sp.exp(positive(moved)) - positive(d.formula("mix_step")))
 
 
-def _doubling_and_halving(d: Derivation) -> list[sp.Expr]:
+def _doubling_and_halving(d: Derivation) -> list[Any]:
     step = positive(d.formula("mix_step")).subs(sp.Symbol("isl_new", positive=True), sp.Symbol("isl", positive=True))
     o, o_new = sp.Symbol("osl", positive=True), sp.Symbol("osl_new", positive=True)
     return [step.subs(o_new, 2 * o) - sp.Rational(1, 2), step.subs(o_new, o / 2) + 1, step.subs(o_new, o)]
 
 
-def _regular_step(d: Derivation) -> list[object]:
+def _regular_step(d: Derivation) -> list[Any]:
     regular, s = d.regular("mix_step"), sp.Symbol("s", positive=True)
     return [
         sp.Eq(regular.subs({isl: 0, isl_new: s, osl: s, osl_new: s}), -oo),
@@ -264,7 +266,10 @@ D03 = Derivation(
         "only the lengths move; B, r_P, t_step and the KV bytes per token stay",
     ),
     steps=(
-        Step("Prefill produces, decode accepts; the surplus is a share of what is produced", sp.Eq(delta / P, (P - A) / P)),
+        Step(
+            "Prefill produces, decode accepts; the surplus is a share of what is produced",
+            sp.Eq(delta / P, (P - A) / P),
+        ),
         Step("that depends on the two odds only", sp.Eq(delta / P, 1 - (isl_new / osl_new) / (isl / osl))),
     ),
     forms=(
@@ -275,11 +280,16 @@ D03 = Derivation(
             "1",
             "Surplus (positive) or shortfall (negative) after a move of the mix, as a share of the produced flow P.",
             (isl, osl, isl_new, osl_new),
-            regular=1 - Ratio(_after, _before, sp.Piecewise((oo, _after > 0), (1, True))),  # type: ignore[arg-type]
+            regular=1 - Ratio(_after, _before, sp.Piecewise((oo, _after > 0), (1, True))),
             code_symbol="delta/P",
             conventions=(
-                Convention(sp.Eq(_before, 0) & (_after > 0), "isl = 0 or osl_new = 0 (nothing produced, or nothing to decode): -inf"),
-                Convention(sp.Eq(_before, 0) & sp.Eq(_after, 0), "neither a produced nor an accepted flow: 0 (no step)"),
+                Convention(
+                    sp.Eq(_before, 0) & (_after > 0),
+                    "isl = 0 or osl_new = 0 (nothing produced, or nothing to decode): -inf",
+                ),
+                Convention(
+                    sp.Eq(_before, 0) & sp.Eq(_after, 0), "neither a produced nor an accepted flow: 0 (no step)"
+                ),
             ),
         ),
     ),

@@ -14,10 +14,11 @@ from typing import Any
 import sympy as sp
 
 from derivations.functions import plain
-from derivations.symbols import QUANTITIES, latex_names, units
+from derivations.layout import latex
+from derivations.symbols import QUANTITIES, units
 from derivations.units import ONE, UnitError, ones_away, parse, unit_of
 
-FRAMEWORK = {"core", "functions", "proving", "show", "symbols", "to_jax", "to_latex", "units"}
+FRAMEWORK = {"core", "functions", "layout", "proving", "show", "symbols", "to_jax", "to_latex", "units"}
 TAGS = {"P": "primary source", "S": "secondary account", "K": "standard theory", "D": "derived"}
 
 
@@ -47,26 +48,28 @@ class ClosedForm:
     """One formula: the `textbook` face for people, and where that is singular the `regular` face for JAX.
 
     `symbol` is the LaTeX of the left side, `code_symbol` its plain text; `arguments` fixes the order of the generated
-    keywords; `dimensional` is the textbook face with `units.one(...)` where a bare 1 carries a unit.
+    keywords; `where` explains abbreviations that the textbook face uses; `dimensional` is the (expanded) textbook face
+    with `units.one(...)` where a bare 1 carries a unit.
     """
 
     name: str
     symbol: str
-    textbook: sp.Expr
+    textbook: Any
     unit: str
     words: str
-    arguments: tuple[sp.Symbol, ...]
-    regular: sp.Expr | None = None
+    arguments: tuple[Any, ...]
+    regular: Any = None
     shown: str | None = None
     code_symbol: str | None = None
-    dimensional: sp.Expr | None = None
+    where: tuple[tuple[sp.Symbol, Any], ...] = ()
+    dimensional: Any = None
     conventions: tuple[Convention, ...] = ()
     note: str = ""
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier() or any(c.isdigit() for c in self.name) or self.name != self.name.lower():
             raise DerivationError(f"{self.name!r}: a formula name is lower case with underscores, without digits")
-        used = self.textbook.free_symbols | self.jax_expr.free_symbols
+        used = self.expanded.free_symbols | self.jax_expr.free_symbols
         if extra := used - set(self.arguments):
             raise DerivationError(f"{self.name}: {sorted(map(str, extra))} are used but are no arguments")
         if unused := set(self.arguments) - self.jax_expr.free_symbols:
@@ -75,20 +78,25 @@ class ClosedForm:
             raise DerivationError(f"{self.name}: {sorted(map(str, strange))} are not made by symbols.quantity")
 
     @property
-    def jax_expr(self) -> sp.Expr:
+    def expanded(self) -> Any:
+        """The textbook face in the arguments alone."""
+        return self.textbook.subs(dict(self.where)) if self.where else self.textbook
+
+    @property
+    def jax_expr(self) -> Any:
         """The face that becomes JAX."""
-        return self.textbook if self.regular is None else self.regular
+        return self.expanded if self.regular is None else self.regular
 
     @property
     def equation_latex(self) -> str:
         """`left side = right side` for papers."""
-        return f"{self.symbol} = {to_latex_text(self.textbook)}"
+        return f"{self.symbol} = {latex(self.textbook)}"
 
     def check_unit(self) -> None:
         """Raise `UnitError` unless every face has the declared unit."""
         wanted = parse(self.unit)
-        faces = [self.dimensional or self.textbook]
-        if self.dimensional is not None and sp.simplify(ones_away(self.dimensional) - self.textbook) != 0:
+        faces = [self.dimensional or self.expanded]
+        if self.dimensional is not None and sp.simplify(ones_away(self.dimensional) - self.expanded) != 0:
             raise UnitError(f"{self.name}: the dimensional form is another formula")
         if self.regular is not None and self.dimensional is None:
             faces.append(self.regular)
@@ -201,11 +209,11 @@ class Derivation:
                 return form
         raise DerivationError(f"{self.id} has no formula {name!r}")
 
-    def formula(self, name: str) -> sp.Expr:
-        """The textbook face of `name`."""
-        return self.form(name).textbook
+    def formula(self, name: str) -> Any:
+        """The textbook face of `name`, in its arguments alone."""
+        return self.form(name).expanded
 
-    def regular(self, name: str) -> sp.Expr:
+    def regular(self, name: str) -> Any:
         """The regular face of `name`."""
         return self.form(name).jax_expr
 
@@ -235,19 +243,12 @@ class Derivation:
         return as_html(self)
 
     def _repr_latex_(self) -> str:
-        from derivations.show import as_latex
-
-        return as_latex(self)
+        return "\n".join(f"$${form.equation_latex}$$" for form in self.forms)
 
     def __str__(self) -> str:
         from derivations.show import as_text
 
         return as_text(self)
-
-
-def to_latex_text(expr: Any) -> str:
-    """SymPy's LaTeX with the theory's symbols."""
-    return expr if isinstance(expr, str) else sp.latex(expr, symbol_names=latex_names())
 
 
 def vanishes(residual: Any) -> bool:
@@ -261,7 +262,7 @@ def vanishes(residual: Any) -> bool:
     if isinstance(residual, sp.Rel):
         return sp.simplify(residual) is sp.true
     if isinstance(residual, sp.Expr | int):
-        return residual == 0 or sp.simplify(residual) == 0
+        return residual == 0 or sp.simplify(sp.sympify(residual)) == 0
     return False
 
 
@@ -289,7 +290,7 @@ def first_failure(derivation: Derivation) -> str:
     return ""
 
 
-def value(expr: sp.Expr, at: Mapping[Any, Any], digits: int = 30) -> sp.Expr:
+def value(expr: Any, at: Mapping[Any, Any], digits: int = 30) -> Any:
     """`expr` at a point given by symbols or code names, to `digits` digits; floats are taken at their exact value."""
     names = {str(s): s for s in expr.free_symbols}
     point = {}
@@ -297,7 +298,7 @@ def value(expr: sp.Expr, at: Mapping[Any, Any], digits: int = 30) -> sp.Expr:
         symbol = names.get(str(key))
         if symbol is not None:
             point[symbol] = sp.Rational(number) if isinstance(number, int | float) and abs(number) < 1e300 else number
-    return sp.N(expr.subs(point).doit(), digits)  # type: ignore[return-value]
+    return sp.N(expr.subs(point).doit(), digits)
 
 
 def positive(expr: Any) -> Any:
@@ -305,7 +306,7 @@ def positive(expr: Any) -> Any:
     return expr.subs({s: sp.Symbol(s.name, positive=True) for s in expr.free_symbols if s.is_nonnegative})
 
 
-def same_inside(derivation: Derivation, name: str) -> sp.Expr:
+def same_inside(derivation: Derivation, name: str) -> Any:
     """Textbook minus regular in the interior: the usual proof that the two faces are one formula."""
     return plain(positive(derivation.formula(name))) - plain(positive(derivation.regular(name)))
 
@@ -316,7 +317,9 @@ def both_faces_agree(*names: str) -> Proof:
 
 
 def _compare(derivation: Derivation, check: Published) -> CheckResult:
-    found = value(derivation.formula(check.ours), check.inputs) if isinstance(check.ours, str) else check.ours(derivation)
+    found = (
+        value(derivation.formula(check.ours), check.inputs) if isinstance(check.ours, str) else check.ours(derivation)
+    )
     ours = float(found * check.scale)
     gap = ours - check.published
     allowed = check.rounding or check.tolerance * abs(check.published)

@@ -1,5 +1,7 @@
 """Fabric: the KV flow that leaves the prefill pool, against the links that must carry it."""
 
+from typing import Any
+
 import sympy as sp
 
 from derivations.core import ClosedForm, Convention, Derivation, Proof, Published, Step
@@ -10,25 +12,25 @@ oo = sp.oo
 flow = r_P * kappa_store * (1 - hit_decode) / (1 - hit)
 CACHED = (r_P, kappa_store, hit, hit_decode)
 _moved = r_P * kappa_store * (1 - hit_decode)
-_nothing_or_all = sp.Piecewise((oo, hit_decode < 1), (0, True))  # type: ignore[arg-type]
+_nothing_or_all = sp.Piecewise((oo, hit_decode < 1), (0, True))
 
 # Shares strictly inside (0, 1), with positive symbols: then every sign is known to SymPy.
 _x, _y, _z = sp.symbols("x y z", positive=True)
 INSIDE = {hit: _x / (1 + _x), hit_decode: _y / (1 + _y), phi: _z / (1 + _z)}
 
 
-def _inside(expr: sp.Expr) -> sp.Expr:
-    return sp.simplify(expr.subs(INSIDE))  # type: ignore[return-value]
+def _inside(expr: Any) -> Any:
+    return sp.simplify(expr.subs(INSIDE))
 
 
-def _from_requests(d: Derivation) -> sp.Expr:
+def _from_requests(d: Derivation) -> Any:
     """A prefill GPU computes r_P tokens a second, (1 - h) I of them per request, and each request moves its KV."""
     i = sp.Symbol("isl", positive=True)
     requests = r_P / ((1 - hit) * i)
     return _inside(requests * i * kappa_store * (1 - hit_decode) - d.formula("transfer_flow"))
 
 
-def _receiving_side(d: Derivation) -> list[sp.Expr]:
+def _receiving_side(d: Derivation) -> list[Any]:
     """At balance (with hits) a decode GPU receives its completions' bytes, whatever the hit rate and r_P."""
     i, o = sp.symbols("isl osl", positive=True)
     odds = B * (1 - hit) * i / (r_P * t_step * o)
@@ -36,22 +38,22 @@ def _receiving_side(d: Derivation) -> list[sp.Expr]:
     return [_inside(received - B / (t_step * o) * i * kappa_store * (1 - hit_decode)), sp.diff(_inside(received), r_P)]
 
 
-def _margin_is_ratio(d: Derivation) -> sp.Expr:
+def _margin_is_ratio(d: Derivation) -> Any:
     return _inside(d.formula("fabric_margin") * d.formula("transfer_flow") - nic)
 
 
-def _margin_falls_with_hits(d: Derivation) -> list[object]:
+def _margin_falls_with_hits(d: Derivation) -> list[Any]:
     slope = sp.diff(d.formula("fabric_margin"), hit)
     return [_inside(slope).is_negative, sp.diff(slope, hit), sp.limit(d.formula("fabric_margin"), hit, 1)]
 
 
-def _critical(d: Derivation) -> list[sp.Expr]:
+def _critical(d: Derivation) -> list[Any]:
     (solved,) = sp.solve(sp.Eq(d.formula("fabric_margin"), 1), hit)
     return [solved - d.formula("critical_hit_rate")]
 
 
-def _minimal_nic(d: Derivation) -> list[object]:
-    """Sending needs nic >= flow, receiving n_D nic >= n_P flow: by cases which of them binds, it is met with equality."""
+def _minimal_nic(d: Derivation) -> list[Any]:
+    """Sending needs nic >= flow, receiving n_D nic >= n_P flow: in either case the binding one is met exactly."""
     send = d.formula("transfer_flow")
     receive = send * phi / (1 - phi)
     found = []
@@ -64,11 +66,11 @@ def _minimal_nic(d: Derivation) -> list[object]:
     return found
 
 
-def _faces(d: Derivation) -> list[sp.Expr]:
+def _faces(d: Derivation) -> list[Any]:
     return [_inside(d.formula(f.name) - d.regular(f.name)) for f in d.forms if f.name != "minimal_nic"]
 
 
-def _nic_faces(d: Derivation) -> list[sp.Expr]:
+def _nic_faces(d: Derivation) -> list[Any]:
     more = sp.Symbol("more", positive=True)
     gap = d.formula("minimal_nic") - d.regular("minimal_nic")
     return [
@@ -76,7 +78,7 @@ def _nic_faces(d: Derivation) -> list[sp.Expr]:
     ]
 
 
-def _ends(d: Derivation) -> list[object]:
+def _ends(d: Derivation) -> list[Any]:
     everything, some = {hit: 1, hit_decode: _y / (1 + _y)}, {hit: _x / (1 + _x), hit_decode: 1}
     return [
         sp.Eq(d.regular("transfer_flow").subs(everything), oo),
@@ -102,8 +104,8 @@ GLM_INPUTS = {
 D12 = Derivation(
     id="D12",
     name="Fabric condition",
-    statement="The KV flow per prefill GPU grows as 1/(1 - h) with the hit rate of the prefill side, because cached tokens' KV "
-    "must move too; so the margin of the link falls linearly with h and is used up at a critical hit rate.",
+    statement="The KV flow per prefill GPU grows as 1/(1 - h) with the hit rate of the prefill side, because cached "
+    "tokens' KV must move too; so the margin of the link falls linearly with h and is used up at a critical hit rate.",
     assumptions=(
         "prefill computes at its full rate r_P; work is linear in the computed tokens",
         "every token of the prompt that the decode side lacks is moved once",
@@ -115,7 +117,9 @@ D12 = Derivation(
         Step("so a busy prefill GPU sends", flow),
         Step("All of the pool together must fit the fabric", sp.Eq(P, n_P * flow)),
         Step("and with n_P : n_D = phi : (1 - phi) a decode GPU receives", flow * phi / (1 - phi)),
-        Step("which at balance depends on neither h nor r_P", B * isl * kappa_store * (1 - hit_decode) / (t_step * osl)),
+        Step(
+            "which at balance depends on neither h nor r_P", B * isl * kappa_store * (1 - hit_decode) / (t_step * osl)
+        ),
         Step("A fleet of N sends in all", phi * N * flow),
     ),
     forms=(
@@ -146,7 +150,7 @@ D12 = Derivation(
             r"h_{\mathrm{crit}}",
             1 - (1 - hit_decode) * r_P * kappa_store / nic,
             "1",
-            "Hit rate of the prefill side above which the NIC limits prefill; negative where it does so without any hit.",
+            "Hit rate of the prefill side above which the NIC limits prefill; below 0 where it always does.",
             (r_P, kappa_store, nic, hit_decode),
             code_symbol="h_crit",
         ),
@@ -160,7 +164,9 @@ D12 = Derivation(
             regular=Ratio(_moved * sp.Max(phi, 1 - phi), (1 - hit) * (1 - phi), _nothing_or_all),
             code_symbol="b_min",
             conventions=(
-                Convention(ALL_CACHED | sp.Eq(phi, 1), "hit = 1 or phi = 1 (no receiver): inf, or 0 where hit_decode = 1"),
+                Convention(
+                    ALL_CACHED | sp.Eq(phi, 1), "hit = 1 or phi = 1 (no receiver): inf, or 0 where hit_decode = 1"
+                ),
             ),
         ),
     ),
@@ -183,7 +189,9 @@ D12 = Derivation(
     source="the article's fabric condition; the dependence on the hit rate is ours",
     published=(
         Published("V04", GLM, "P", 5.34, "transfer_flow", GLM_INPUTS, sp.Rational(1, 10**9), "GB/s", rounding=5e-3),
-        Published("V04-margin", f"{GLM}; one 400 Gb/s NIC per GPU", "D", 9.357, "fabric_margin", GLM_INPUTS, rounding=5e-4),
+        Published(
+            "V04-margin", f"{GLM}; one 400 Gb/s NIC per GPU", "D", 9.357, "fabric_margin", GLM_INPUTS, rounding=5e-4
+        ),
         Published("V04-hit", f"{GLM}; margin 1", "D", 0.893, "critical_hit_rate", GLM_INPUTS, rounding=5e-4),
         Published(
             "V04-cached",

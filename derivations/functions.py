@@ -21,9 +21,9 @@ class Ratio(sp.Function):
             return empty
         return None
 
-    def fdiff(self, argindex: int = 1) -> sp.Expr:
-        a, b, _ = self.args
-        return (Ratio(1, b, 0), -Ratio(a, b**2, 0), sp.S.Zero)[argindex - 1]  # type: ignore[return-value]
+    def fdiff(self, argindex: int = 1) -> Any:
+        a, b, _ = tuple[Any, Any, Any](self.args)
+        return (Ratio(1, b, 0), -Ratio(a, b**2, 0), sp.S.Zero)[argindex - 1]
 
     def _latex(self, printer: Any, exp: str | None = None) -> str:
         return _power(exp, rf"\frac{{{printer._print(self.args[0])}}}{{{printer._print(self.args[1])}}}")

@@ -7,13 +7,14 @@ from typing import Any
 
 import sympy as sp
 
-from derivations.core import CheckResult, Derivation, to_latex_text
+from derivations.core import CheckResult, Derivation
+from derivations.layout import latex, pretty
 
 WIDTH = 100
 
 
 def _pretty(expr: Any) -> str:
-    text = expr if isinstance(expr, str) else sp.pretty(expr, use_unicode=True, num_columns=WIDTH)
+    text = expr if isinstance(expr, str) else pretty(expr, WIDTH)
     return textwrap.indent(text, "        ")
 
 
@@ -44,7 +45,8 @@ def as_text(d: Derivation) -> str:
     for form in d.forms:
         lines += ["", _fill(f"{form.name} [{form.shown or form.unit}]: {form.words}"), ""]
         lines.append(_pretty(sp.Eq(sp.Symbol(form.code_symbol or form.name), form.textbook, evaluate=False)))
-        lines += [_fill(c.words, "    at ") for c in form.conventions]
+        lines += ["\n" + _pretty(sp.Eq(symbol, expr, evaluate=False)) for symbol, expr in form.where]
+        lines += [_fill(c.words, "    Edge: ") for c in form.conventions]
     lines += ["", "Proved"]
     lines += [_fill(p.words, "  - ") for p in d.proofs]
     if d.published:
@@ -65,10 +67,11 @@ def as_latex(d: Derivation) -> str:
     for step in d.steps:
         lines.append(escaped(step.text))
         if step.equation is not None:
-            lines.append(rf"\[ {to_latex_text(step.equation)} \]")
+            lines.append(rf"\[ {latex(step.equation)} \]")
     for form in d.forms:
         lines.append(rf"{escaped(form.words)} (\texttt{{{escaped(form.name)}}})")
         lines.append(rf"\[ {form.equation_latex} \]")
+        lines += [rf"\[ {latex(s)} = {latex(e)} \]" for s, e in form.where]
     lines.append(rf"Limits: {escaped(' '.join(d.limits))} Source: {escaped(d.source)}.")
     return "\n".join(lines) + "\n"
 
@@ -79,12 +82,15 @@ def as_html(d: Derivation) -> str:
     parts += [f"<li>{html.escape(a)}</li>" for a in d.assumptions]
     parts.append("</ul><ol>")
     for step in d.steps:
-        equation = "" if step.equation is None else f" $${html.escape(to_latex_text(step.equation))}$$"
+        equation = "" if step.equation is None else f" $${html.escape(latex(step.equation))}$$"
         parts.append(f"<li>{html.escape(step.text)}{equation}</li>")
     parts.append("</ol>")
     for form in d.forms:
-        parts.append(f"<p><code>{form.name}</code> [{html.escape(form.shown or form.unit)}]: {html.escape(form.words)}</p>")
+        parts.append(
+            f"<p><code>{form.name}</code> [{html.escape(form.shown or form.unit)}]: {html.escape(form.words)}</p>"
+        )
         parts.append(f"$${html.escape(form.equation_latex)}$$")
+        parts += [f"$${html.escape(f'{latex(s)} = {latex(e)}')}$$" for s, e in form.where]
     results = d.check_published()
     if results:
         parts.append("<table><tr><th>check</th><th>published</th><th>ours</th><th>error</th><th>verdict</th></tr>")

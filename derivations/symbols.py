@@ -6,6 +6,7 @@ to SymPy: never make one that exists here.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import sympy as sp
 
@@ -18,20 +19,20 @@ oo = sp.oo
 class Quantity:
     """What is known of one symbol."""
 
-    symbol: sp.Symbol
+    symbol: Any
     latex: str
     unit: Unit
     shown: str  # the unit as people write it
     words: str
     nominal: float  # a usual value, well inside the domain
-    low: sp.Expr
-    high: sp.Expr
+    low: Any
+    high: Any
     open_low: bool  # the lower end itself is excluded
-    special: tuple[sp.Expr, ...]  # points inside the domain where a formula may have a kink
+    special: tuple[Any, ...]  # points inside the domain where a formula may have a kink
     integer: bool
 
     @property
-    def edges(self) -> tuple[sp.Expr, ...]:
+    def edges(self) -> tuple[Any, ...]:
         """The points at which a generated function is tried: closed finite ends and special points."""
         ends = [] if self.open_low or self.low == -oo else [self.low]
         ends += [] if self.high == oo else [self.high]
@@ -44,6 +45,10 @@ class Quantity:
             return "any sign"
         sign = ">" if self.open_low else ">="
         return f"{sign} {self.low}" if self.high == oo else f"{self.low} to {self.high}"
+
+
+def _sympify(number: object) -> Any:
+    return sp.sympify(number)
 
 
 QUANTITIES: dict[sp.Symbol, Quantity] = {}
@@ -59,10 +64,10 @@ def quantity(
     shown: str | None = None,
     special: tuple[object, ...] = (),
     integer: bool = False,
-) -> sp.Symbol:
+) -> Any:
     """Declare a symbol; `domain` is "positive", "nonnegative", "real" or a closed interval (ends may be symbols)."""
     named: dict[str, tuple[object, object]] = {"positive": (0, oo), "nonnegative": (0, oo), "real": (-oo, oo)}
-    low, high = (sp.sympify(end) for end in (named[domain] if isinstance(domain, str) else domain))
+    low, high = map(_sympify, named[domain] if isinstance(domain, str) else domain)
     assume: dict[str, bool] = {"integer": True} if integer else {}
     if domain == "positive" or low.is_positive:
         assume["positive"] = True
@@ -82,7 +87,7 @@ def quantity(
         low=low,
         high=high,
         open_low=domain == "positive",
-        special=tuple(sp.sympify(s) for s in special),
+        special=tuple(map(_sympify, special)),
         integer=integer,
     )
     for old in QUANTITIES.values():
@@ -158,5 +163,16 @@ delta_down = quantity("delta_down", r"\delta_\downarrow", "B/s", "largest shortf
 C = quantity("C", "C", "B", "capacity of the buffer", 150e9)
 Q0 = quantity("Q0", "Q_0", "B", "stock in the buffer when the step opens", 75e9, (0, C))
 Q = quantity("Q", "Q", "B", "level of the buffer", 75e9, (0, C))
+stock = quantity("stock", "S", "B", "stock (shortfall) or headroom (surplus) that the step uses up", 75e9, (0, C))
 tau = quantity("tau", r"\tau", "s", "lead time: detect, decide, cold start", 88.0, "nonnegative")
+T_hit = quantity("T_hit", r"T_{\mathrm{hit}}", "s", "time until the buffer is empty or full", 28.0, "nonnegative")
+L = quantity("L", "L", "1", "stranded share of the balanced flow over the lead time", 0.2, "nonnegative")
+U = quantity("U", "U", "B", "bytes lost over the lead time", 1e11, "nonnegative")
 time = quantity("time", "t", "s", "time since the step opened", 30.0, "nonnegative")
+
+# Moments of the lengths, and a prefill whose attention grows with the square of the prompt.
+isl_sq = quantity("isl_sq", r"\overline{I^2}", "tok^2/req^2", "mean square of the input length", 1.3e8, "nonnegative")
+osl_sq = quantity("osl_sq", r"\overline{O^2}", "tok^2/req^2", "mean square of the output length", 2e6, "nonnegative")
+isl_osl = quantity("isl_osl", r"\overline{I O}", "tok^2/req^2", "mean of input times output", 8.5e6, "nonnegative")
+r_0 = quantity("r_0", "r_0", "tok/s/GPU", "prefill throughput per GPU without attention", 56250.0)
+s_0 = quantity("s_0", "s_0", "tok^2/s/req/GPU", "squared prompt length that attention takes a GPU per second", 2e9)

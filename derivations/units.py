@@ -7,6 +7,7 @@ so `seq` and `req` are one dimension. Scale is not kept: everything is in SI, by
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import sympy as sp
 
@@ -59,14 +60,14 @@ def parse(text: str) -> Unit:
             sign = 1 if piece == "*" else -1
             continue
         match = re.fullmatch(r"([A-Za-z]+|1)(?:\^(-?\d+(?:/\d+)?))?", piece)
-        if match is None or match[1] != "1" and match[1] not in DIMENSIONS:
+        if match is None or (match[1] != "1" and match[1] not in DIMENSIONS):
             raise UnitError(f"unit {text!r}: {piece!r} is not one of {', '.join(DIMENSIONS)}, 1")
         if match[1] != "1":
             unit *= Unit(frozenset({(DIMENSIONS[match[1]], Fraction(match[2] or 1) * sign)}))
     return unit
 
 
-def one(text: str) -> sp.Symbol:
+def one(text: str) -> Any:
     """The number 1 with a unit, for a formula in which a bare 1 stands for one token, one sequence and so on.
 
     Use it only in the `dimensional` form of a closed form; `ones_away` turns it back into 1.
@@ -75,15 +76,15 @@ def one(text: str) -> sp.Symbol:
     return sp.Symbol(f"one[{text}]", positive=True)
 
 
-def ones_away(expr: sp.Expr) -> sp.Expr:
+def ones_away(expr: Any) -> Any:
     """`expr` with every `one(...)` replaced by 1."""
-    return expr.subs({s: 1 for s in expr.free_symbols if str(s).startswith("one[")})  # type: ignore[return-value]
+    return expr.subs({s: 1 for s in expr.free_symbols if str(s).startswith("one[")})
 
 
-def unit_of(expr: sp.Basic, units: dict[sp.Symbol, Unit]) -> Unit | None:
+def unit_of(expr: Any, units: dict[sp.Symbol, Unit]) -> Unit | None:
     """The unit of `expr`; None for 0 and the infinities, which go with every unit. Raises `UnitError`."""
 
-    def same(parts: tuple[sp.Basic, ...], what: str) -> Unit | None:
+    def same(parts: tuple[Any, ...], what: str) -> Unit | None:
         found: Unit | None = None
         for part in parts:
             unit = unit_of(part, units)
@@ -92,11 +93,12 @@ def unit_of(expr: sp.Basic, units: dict[sp.Symbol, Unit]) -> Unit | None:
             found = unit if found is None else found
         return found
 
-    def bare(part: sp.Basic) -> None:
+    def bare(part: Any) -> None:
         unit = unit_of(part, units)
         if unit not in (None, ONE):
             raise UnitError(f"{part} has the unit [{unit}] where a pure number is needed, in {expr}")
 
+    args: Any = getattr(expr, "args", ())
     if isinstance(expr, sp.Symbol):
         if str(expr).startswith("one["):
             return parse(str(expr)[4:-1])
@@ -109,14 +111,14 @@ def unit_of(expr: sp.Basic, units: dict[sp.Symbol, Unit]) -> Unit | None:
         return ONE
     if isinstance(expr, sp.Mul):
         total = ONE
-        for factor in expr.args:
+        for factor in args:
             unit = unit_of(factor, units)
             if unit is None:
                 return None
             total *= unit
         return total
     if isinstance(expr, sp.Pow):
-        base, power = expr.args
+        base, power = args
         unit = unit_of(base, units)
         if isinstance(power, sp.Rational):
             return None if unit is None else unit ** Fraction(power.p, power.q)
@@ -124,43 +126,44 @@ def unit_of(expr: sp.Basic, units: dict[sp.Symbol, Unit]) -> Unit | None:
         bare(power)
         return ONE
     if isinstance(expr, Ratio):
-        over, under = unit_of(expr.args[0], units), unit_of(expr.args[1], units)
-        empty = unit_of(expr.args[2], units)
+        over, under = unit_of(args[0], units), unit_of(args[1], units)
+        empty = unit_of(args[2], units)
         unit = None if over is None or under is None else over / under
         if unit is not None and empty is not None and unit != empty:
             raise UnitError(f"the value [{empty}] for an empty denominator differs from [{unit}] in {expr}")
         return unit or empty
     if isinstance(expr, sp.Piecewise):
-        for _, condition in expr.args:
+        for _, condition in args:
             unit_of(condition, units)
-        return same(tuple(value for value, _ in expr.args), "Piecewise")
+        return same(tuple(value for value, _ in args), "Piecewise")
     if isinstance(expr, sp.Rel):
-        same(expr.args, "comparison")
+        same(args, "comparison")
         return ONE
     if isinstance(expr, sp.logic.boolalg.BooleanFunction):
-        for part in expr.args:
+        for part in args:
             unit_of(part, units)
         return ONE
     if isinstance(expr, sp.Add | sp.Max | sp.Min | Most | Least | sp.Abs | sp.floor | sp.ceiling):
-        return same(expr.args, type(expr).__name__)
+        return same(args, type(expr).__name__)
     if isinstance(expr, sp.Derivative):
         unit = unit_of(expr.expr, units)
-        for variable, count in expr.variable_count:
+        for variable, count in tuple[Any, ...](expr.variable_count):
             over = unit_of(variable, units)
             if unit is not None and over is not None:
                 unit /= over ** int(count)
         return unit
     if isinstance(expr, sp.Integral | sp.Sum):
-        unit = unit_of(expr.function, units)
-        for limit in expr.limits:
-            step = same(tuple(limit), "limits")
-            if unit is not None and step is not None and isinstance(expr, sp.Integral):
-                unit *= step
-        return unit
+        inner, steps = dict(units), ONE
+        for variable, *ends in tuple[Any, ...](expr.limits):
+            step = same(tuple(ends), "limits") or units.get(variable, ONE)  # 0 and infinity go with every unit
+            inner[variable] = step
+            steps *= step
+        unit = unit_of(expr.function, inner)
+        return unit if unit is None or isinstance(expr, sp.Sum) else unit * steps
     if isinstance(expr, sp.core.function.AppliedUndef):
         raise UnitError(f"{expr}: an undefined function has no unit")
     if isinstance(expr, sp.Function):
-        for part in expr.args:
+        for part in args:
             bare(part)
         return ONE
     raise UnitError(f"no rule for the unit of {type(expr).__name__} in {expr}")

@@ -208,9 +208,10 @@ def bounds(
     if C is None and (Q0 is not None or d is not None):
         raise refuse("capacity", None, f"given where {'stock' if Q0 is not None else 'delta'} is")
     if C is not None and Q0 is not None and Q0 > C:
-        raise refuse("stock", stock, f"at most the capacity, {format(C, 'bytes')} (Q0 <= C)")
+        raise refuse("stock", format(Q0, "bytes"), f"at most the capacity, {format(C, 'bytes')} (Q0 <= C)")
     if d is not None and P is not None and d > P:
-        raise refuse("delta", delta, f"at most the flow, {format(P, 'bytes/s')}: accepted flow cannot be negative")
+        limit = format(P, "bytes/s")
+        raise refuse("delta", format(d, "bytes/s"), f"at most the flow, {limit}: accepted flow cannot be negative")
     if C is not None and Q0 is None:
         Q0 = _centred(C, up, down)
     hit = lost = None
@@ -244,8 +245,7 @@ def _loss(tau: float, **step: float) -> float:
 
 
 def _centred(C: float, up: float, down: float) -> float:
-    """The centred stock; half the capacity where nothing swings, for then every stock will do."""
-    return float(buffer.centred_stock(C=C, delta_up=up, delta_down=down)) if up + down else C / 2
+    return float(buffer.centred_stock(C=C, delta_up=up, delta_down=down))
 
 
 def _finite(

@@ -9,13 +9,13 @@ from fluidq import catalog
 from fluidq._errors import refuse, unknown
 from fluidq._numerics import Scalar
 from fluidq.catalog import Figure
-from fluidq.units import Quantity, format, si
+from fluidq.units import Number, Quantity, format, si
 
 # Share of HBM that resident weights may take before the preset spreads them over twice the GPUs.
 _WEIGHT_SHARE = 0.75
 
 
-def mean_context(isl: float, osl: float) -> float:
+def mean_context(isl: Number, osl: Number) -> float:
     """Mean context of a decode step [tok] where every request has these lengths: isl + (osl - 1)/2 (D05).
 
     The decode pool runs `osl` steps; step j attends isl + j tokens. Below one output token the context is `isl`.
@@ -50,18 +50,18 @@ class Deployment:
 
     model: str
     gpu: str
-    r_P: float
-    kappa_store: float
-    t_step_a: float
-    t_step_b: float
-    t_step_c: float
-    batch: float
-    nic: float
-    hbm: float
-    weights: float = 0.0
-    fabric: float = math.inf
-    gpus_per_prefill_worker: int = 1
-    gpus_per_decode_worker: int = 1
+    r_P: Number
+    kappa_store: Number
+    t_step_a: Number
+    t_step_b: Number
+    t_step_c: Number
+    batch: Number
+    nic: Number
+    hbm: Number
+    weights: Number = 0.0
+    fabric: Number = math.inf
+    gpus_per_prefill_worker: Number = 1
+    gpus_per_decode_worker: Number = 1
     sources: Mapping[str, Figure] = field(default_factory=dict, compare=False, repr=False)
     alternatives: Mapping[str, tuple[Figure, ...]] = field(default_factory=dict, compare=False, repr=False)
 
@@ -112,11 +112,11 @@ class Deployment:
         """HBM of a decode GPU that weights leave [B]; activations are not subtracted."""
         return self.hbm - self.weights / self.gpus_per_decode_worker
 
-    def kv_per_gpu(self, context: float) -> float:
+    def kv_per_gpu(self, context: Number) -> float:
         """KV of a full decode batch at that mean context [B per GPU]: B * context * kappa."""
         return self.batch * context * self.kappa_store
 
-    def check_memory(self, context: float) -> None:
+    def check_memory(self, context: Number) -> None:
         """Refuse a batch whose KV at mean `context` [tok] does not fit beside the weights.
 
         Raises:
@@ -142,13 +142,13 @@ class Deployment:
         *,
         nic: Quantity | None = None,
         fabric: Quantity = math.inf,
-        prefill_efficiency: float = 1.0,
+        prefill_efficiency: Quantity = 1.0,
         r_P: Quantity | None = None,
-        batch: float = 64,
+        batch: Number = 64,
         kv_bytes_per_token: Quantity | None = None,
         precision: str | None = None,
-        gpus_per_prefill_worker: int | None = None,
-        gpus_per_decode_worker: int | None = None,
+        gpus_per_prefill_worker: Number | None = None,
+        gpus_per_decode_worker: Number | None = None,
     ) -> "Deployment":
         """A deployment of the catalogue's `model` on its `gpu`; text with units or SI numbers override any figure.
 
@@ -229,7 +229,7 @@ def _given(value: float) -> Figure:
 
 
 def _prefill_rate(
-    m: catalog.Model, g: catalog.Gpu, precision: str, efficiency: float, given: Quantity | None
+    m: catalog.Model, g: catalog.Gpu, precision: str, efficiency: Quantity, given: Quantity | None
 ) -> Figure:
     if given is not None:
         return _given(si(given, "tokens/s", "r_P", above=0.0))

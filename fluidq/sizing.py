@@ -12,7 +12,7 @@ from fluidq._bounds import bounds as bounds
 from fluidq._errors import refuse
 from fluidq.deployment import Deployment, mean_context
 from fluidq.formulas import balance, fabric
-from fluidq.units import Quantity, format, si
+from fluidq.units import Number, Quantity, format, si
 
 __all__ = ["Bounds", "Fabric", "Plan", "Split", "bounds", "size"]
 
@@ -70,7 +70,7 @@ class Plan:
     Attributes:
         phi: prefill share of the GPUs at which neither pool waits (D01).
         context, t_step: mean context of a decode step [tok] and its time at the deployment's batch [s].
-        prefill_gpus, decode_gpus: the best split into whole workers; the rest of `gpus` stays idle.
+        prefill_gpus, decode_gpus: the best split into whole workers; what is too small for one more stays idle.
         throughput, balanced_throughput: request rate [req/s] of that split, and of a fractional one at phi.
         rounding_loss: 1 - min(n_P/(phi N), n_D/((1 - phi) N)) (D08).
         binds: the limit that sets the throughput.
@@ -249,16 +249,17 @@ def size(
     deployment: Deployment,
     isl: Quantity,
     osl: Quantity,
-    gpus: int,
-    hit: float = 0.0,
-    hit_decode: float = 0.0,
-    within: float = 0.05,
+    gpus: Number,
+    hit: Quantity = 0.0,
+    hit_decode: Quantity = 0.0,
+    within: Quantity = 0.05,
 ) -> Plan:
     """Split `gpus` between the pools for requests of `isl` tokens in and `osl` out.
 
     phi = B I / (B I + r_P t_step O) with I the computed tokens (1 - hit) isl (D01, D04); t_step at the deployment's
     batch and the mean context of D05. Workers are whole; the split carries the highest request rate that the pools,
-    the NICs and the fabric allow, and of equal ones takes the fewest prefill GPUs.
+    the NICs and the fabric allow. Splits leave no room for one more worker; of equal ones the one whose pools have
+    most to spare is taken, then the one with the fewest prefill GPUs.
 
     Args:
         isl, osl: stored input and output tokens per request, >= 0; one of them may be 0 (phi is then 0 or 1).
@@ -273,7 +274,7 @@ def size(
     d = deployment
     tokens_in, tokens_out = _length(isl, "isl"), _length(osl, "osl")
     if tokens_in == 0 and tokens_out == 0:
-        raise refuse("isl and osl", 0, "not both 0: there is nothing to compute")
+        raise refuse("isl + osl", 0, "> 0: with neither input nor output there is nothing to compute")
     h, h_D, slack = _share(hit, "hit"), _share(hit_decode, "hit_decode"), _share(within, "within")
     if h == 1:
         raise refuse("hit", hit, "below 1: with every token cached there is no prefill")
@@ -284,9 +285,12 @@ def size(
     t_step = float(np.asarray(d.t_step(d.batch, context)))
     load = {"B": d.batch, "isl": (1 - h) * tokens_in, "osl": tokens_out, "r_P": d.r_P, "t_step": t_step}
     ideal = float(balance.balanced_throughput(N=float(N), **load))
-    splits, efficiency = _splits(d, tokens_in, tokens_out, N, h, h_D, t_step)
-    # Equal rates differ in their last bits: they count as ties, which the fewest prefill GPUs win.
-    best = next(i for i, s in enumerate(splits) if s.relative >= 1 - 1e-12)
+    splits, pools = _splits(d, tokens_in, tokens_out, N, h, h_D, t_step)
+    # Equal rates differ in their last bits. Where a link sets the rate many splits are equal: of those the one whose
+    # pools carry most, and then the one with the fewest prefill GPUs.
+    equal = [i for i, s in enumerate(splits) if s.relative >= 1 - 1e-12]
+    most = max(pools[i] for i in equal)
+    best = next(i for i in equal if pools[i] >= most * (1 - 1e-12))
     n_P, n_D = splits[best].prefill_gpus, splits[best].decode_gpus
     moves = bool(tokens_in and tokens_out)
     flow, critical = 0.0, None
@@ -307,7 +311,7 @@ def size(
         t_step=t_step,
         balanced_throughput=ideal,
         best=splits[best],
-        rounding_loss=max(0.0, 1 - efficiency[best] / ideal),
+        rounding_loss=max(0.0, 1 - pools[best] / ideal),
         flat=tuple(s for s in splits if s.relative >= 1 - slack),
         fabric=Fabric(
             required=flow,
@@ -331,15 +335,18 @@ def _critical_hit(nic: float, link: dict[str, float]) -> float | None:
 def _splits(
     d: Deployment, isl: float, osl: float, gpus: int, hit: float, hit_decode: float, t_step: float
 ) -> tuple[list[Split], list[float]]:
-    """Every split that leaves no room for one more decode worker, and what its two pools alone carry [req/s]."""
-    n_P = np.arange(0, gpus + 1, d.gpus_per_prefill_worker)
-    n_D = (gpus - n_P) // d.gpus_per_decode_worker * d.gpus_per_decode_worker
+    """Every split that leaves no room for one more worker, and what its two pools alone carry [req/s]."""
+    g_P, g_D = d.gpus_per_prefill_worker, d.gpus_per_decode_worker
+    n_P = np.arange(0, gpus + 1, g_P) if isl else np.zeros(1, int)
+    n_D = (gpus - n_P) // g_D * g_D if osl else np.zeros_like(n_P)
+    full = gpus - n_P - n_D < (g_P if isl else g_D)
+    n_P, n_D = n_P[full], n_D[full]
     computed, moved = (1 - hit) * isl, (1 - hit_decode) * isl * d.kappa_store * bool(osl)
     limits = {
         "prefill": _per(n_P * d.r_P, computed),
         "decode": _per(n_D * d.batch, osl * t_step),
-        "send": _per(n_P * d.nic, moved),
-        "receive": _per(n_D * d.nic, moved),
+        "send": _per(_links(n_P, d.nic), moved),
+        "receive": _per(_links(n_D, d.nic), moved),
         "fabric": _per(np.full(n_P.shape, d.fabric), moved),
     }
     rates = np.stack(list(limits.values()))
@@ -350,6 +357,11 @@ def _splits(
         for p, q, x, i in zip(n_P, n_D, carried, binding, strict=True)
     ]
     return splits, pools.tolist()
+
+
+def _links(gpus: np.ndarray, nic: float) -> np.ndarray:
+    """What the NICs of that many GPUs carry; none carry nothing, also where a NIC is infinite."""
+    return np.where(gpus > 0, np.maximum(gpus, 1) * nic, 0.0)
 
 
 def _per(capacity: np.ndarray, work: float) -> np.ndarray:
@@ -364,14 +376,14 @@ def _length(value: Quantity, name: str) -> float:
     return tokens
 
 
-def _share(value: float, name: str) -> float:
+def _share(value: Quantity, name: str) -> float:
     share = si(value, "1", name, minimum=0.0)
     if share > 1:
         raise refuse(name, value, "a share from 0 to 1")
     return share
 
 
-def _fleet(gpus: int, d: Deployment, isl: float, osl: float) -> int:
+def _fleet(gpus: Number, d: Deployment, isl: float, osl: float) -> int:
     workers = [
         f"a {pool} worker of {size}"
         for pool, size, work in (

@@ -26,7 +26,7 @@ def to_coordinates(policy: Thresholds) -> Float[Array, " 5"]:
     """The five parameters without constraints: lower thresholds and gaps by inverse softplus, the ratio by log-odds."""
 
     def inverse_softplus(x: Any) -> Array:
-        x = jnp.asarray(x, dtype=jnp.float64)
+        x = jnp.maximum(jnp.asarray(x, dtype=jnp.float64), 1e-6)  # 0 has no coordinate: the search starts beside it
         return x + jnp.log(-jnp.expm1(-x))
 
     return jnp.stack(
@@ -252,7 +252,7 @@ def check_gradient(
     gradient = jax.jacfwd(cost)(u, width)
     eye = step * jnp.eye(u.shape[0])
     at = jax.vmap(cost, in_axes=(0, None))
-    differences = (at(u + eye, width) - at(u - eye, width)) / (2 * step)
+    differences = (at(u[None] + eye, width) - at(u[None] - eye, width)) / (2 * step)
     g, d = np.asarray(gradient), np.asarray(differences)
     scale = np.maximum(np.maximum(np.abs(g), np.abs(d)), 1e-6 * max(np.abs(d).max(), 1e-300))
     error = float(np.max(np.abs(g - d) / scale))

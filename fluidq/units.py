@@ -20,6 +20,7 @@ import pint
 
 from fluidq._errors import InputError, refuse, unknown
 
+Number = float | int  # what `float` means to a static checker, said so that run-time checks take an int too
 Quantity = str | SupportsFloat
 
 # Fractions keep "5.34GB/s" exact: the one rounding is the last step to float.
@@ -157,7 +158,7 @@ def _bare(n: float, given: object, dimension: str, field: str) -> InputError:
 
 
 def _within(
-    value: float, given: object, dimension: str, field: str, minimum: float | None, above: float | None
+    value: float, given: object, dimension: str, field: str, minimum: Number | None, above: Number | None
 ) -> float:
     words = DIMENSIONS[dimension].words
     if math.isnan(value):
@@ -174,7 +175,7 @@ def _joined(separator: re.Match[str]) -> str:
 
 
 def parse(
-    value: Quantity, dimension: str, field: str, minimum: float | None = None, above: float | None = None
+    value: Quantity, dimension: str, field: str, minimum: Number | None = None, above: Number | None = None
 ) -> float:
     """The SI value of a text such as `400Gbps`, `95kB`, `88s`, `1.5h`, exact to the last bit of a float.
 
@@ -222,7 +223,9 @@ def parse(
     return _within(result, value, dimension, field, minimum, above)
 
 
-def si(value: Quantity, dimension: str, field: str, minimum: float | None = None, above: float | None = None) -> float:
+def si(
+    value: Quantity, dimension: str, field: str, minimum: Number | None = None, above: Number | None = None
+) -> float:
     """The SI value of a Python argument: text goes through `parse`, a number is SI already (infinity allowed).
 
     >>> si(5.34e9, "bytes/s", "flow"), si("5.34GB/s", "bytes/s", "flow")

@@ -120,6 +120,8 @@ def test_means_of_the_ou_process_have_the_exact_moments(a):
     variance = 2 * (a + math.expm1(-a)) / a**2 if a > 1e-3 else 1 - a / 3
     assert paths.var(axis=0) == pytest.approx(variance, rel=0.03)
     covariance = (math.expm1(-a) / a) ** 2
+    step = 4 * a / 3 if a < 2e-3 else 2 * (variance - (math.expm1(-a) / a) ** 2)
+    assert np.diff(paths, axis=1).var(axis=0) == pytest.approx(step, rel=0.04)
     assert np.cov(paths[:, 0], paths[:, 1])[0, 1] == pytest.approx(covariance, abs=0.02 * variance)
     assert np.cov(paths[:, 0], paths[:, 2])[0, 1] == pytest.approx(covariance * math.exp(-a), abs=0.02 * variance)
 
@@ -205,9 +207,10 @@ def test_bootstrap_keeps_computed_within_stored_and_lengths_of_empty_windows():
         np.testing.assert_allclose(w.osl[empty], w.mean_osl, rtol=1e-12)
 
 
-def test_bootstrap_of_a_sparse_record_is_never_empty():
-    rate = np.zeros(200)
-    rate[100] = 1.0
+@pytest.mark.parametrize("n", [7, 200])
+def test_bootstrap_of_a_sparse_record_is_never_empty(n):
+    rate = np.zeros(n)
+    rate[n // 2] = 1.0
     sparse = Workload.from_windows(window=15.0, rate=rate, isl_stored=10.0, osl=5.0)
     for seed in range(20):
         assert sparse.reseeded(seed).requests > 0
@@ -239,6 +242,9 @@ def test_resampling_there_and_back_and_its_values():
     back = original.resampled(5.0).resampled(15.0)
     for field in ("rate", "isl_computed", "isl_stored", "osl"):
         np.testing.assert_allclose(getattr(back, field), getattr(original, field), rtol=1e-12)
+    # An empty window stays empty to the last bit, though 54 * (15/27) rounds to more than 30.
+    gap = Workload.from_windows(window=15.0, rate=[1, 0, 1], isl_stored=9, osl=5).resampled(15 / 27)
+    np.testing.assert_array_equal(gap.rate > 0, np.arange(81) // 27 != 1)
     w = Workload.from_windows(window=10, rate=[1, 3, 0], isl_stored=[100, 200, 7], osl=[10, 20, 7])
     coarse = w.resampled(20.0)
     np.testing.assert_allclose(coarse.rate, [2.0, 0.0])

@@ -95,7 +95,7 @@ class Thresholds(eqx.Module):
             down = _below(self.prefill_down, signals.prefill_wait, width) * _below(
                 self.decode_down, signals.decode_load, width
             )
-            free = positive_part(1.0 - signals.pending / self.step)
+            free = positive_part(1.0 - signals.pending / (width * self.step))
             move = free * ((1.0 - calm) - calm * down)
         least_size = bounds.min_workers * (bounds.prefill_worker + bounds.decode_worker)
         return jnp.clip(signals.gpus + self.step * move, least_size, bounds.budget)
