@@ -304,8 +304,8 @@ def _stock_of(C: Array, Q0: Array) -> tuple[Array, Array]:
 
 
 def _within(C: Array) -> str:
-    known = f", {float(C):g} B" if C.ndim == 0 and not isinstance(C, Tracer) else ""
-    return f"a stock from 0 to the capacity C{known}"
+    one = not isinstance(C, Tracer) and C.size > 0 and bool((C == C.reshape(-1)[0]).all())
+    return "a stock from 0 to the capacity C" + (f", {float(C.reshape(-1)[0]):g} B" if one else "")
 
 
 def _shock_of(delta: Array, tau: Array, P: Array) -> tuple[Array, Array, Array]:

@@ -132,7 +132,7 @@ def test_style_is_one_file_that_leaves_no_trace():
 @pytest.mark.parametrize(
     ("params", "words"),
     [
-        ({"C": 100e9, "Q0": 101e9}, ("Q0 is 101000000000.0", "0 to the capacity C")),
+        ({"C": 100e9, "Q0": 101e9}, ("Q0 is 101000000000.0", "0 to the capacity C, 1e+11 B")),
         ({"C": 0.0}, ("C is 0.0",)),
         ({"P": -1.0}, ("P is -1.0",)),
         ({"tau_max": 0.0}, ("tau_max is 0.0",)),
