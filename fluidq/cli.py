@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +24,11 @@ and which autoscaling thresholds are best, found by gradient and judged on the h
 
 
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # "-1GB/s" and "-3s" are values: argparse knows only bare negative numbers, and would take them for flags.
+        self._negative_number_matcher = re.compile(r"-\.?\d.*")
+
     def error(self, message: str) -> Any:  # one sentence and exit code 2, not the usage dump
         self.exit(2, f"fluidq: {message} (see `{self.prog} --help`)\n")
 
@@ -87,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     bounds.add_argument("--capacity", metavar="SIZE", help="C, buffer per prefill GPU")
     bounds.add_argument("--stock", metavar="SIZE", help="Q0, what it holds at the step")
     bounds.add_argument("--flow", metavar="RATE", help="P, the balanced flow; needed for the loss as a share")
-    bounds.add_argument("--delta", metavar="RATE", help="one step: > 0 surplus, < 0 shortfall (write --delta=-1GB/s)")
+    bounds.add_argument("--delta", metavar="RATE", help="one step: > 0 surplus, < 0 shortfall")
 
     figure = _command(commands, "figure", _figure, "Draw a figure by name; without a name, list them.")
     figure.epilog = "example: fluidq figure shock-map --capacity 150GB --stock 75GB --tau-max 1800s --out figures"

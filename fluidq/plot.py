@@ -25,7 +25,7 @@ def trajectories(
     """
     with plt.style.context(STYLE):
         if axes is None:
-            _, axes = plt.subplots(4, 1, figsize=(8, 8.5), sharex=True, layout="constrained")
+            _, axes = plt.subplots(4, 1, figsize=(9, 8), sharex=True, layout="constrained")
         assert axes is not None
         colours = [BEFORE, AFTER, "#1b7f4b", "#7a3e9d"]
         for (label, run), colour in zip(runs.items(), colours, strict=False):
@@ -45,7 +45,8 @@ def trajectories(
         axes[3].axhline(float(objective.tpot) * 1e3, color=LIMIT, lw=1, ls="--", label="limit")
         axes[3].set_xlabel("time since start [h]")
         for ax in axes:
-            ax.legend(loc="upper right", frameon=False, fontsize=8)
+            ax.margins(x=0.01)
+            ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
     return axes
 
 

@@ -184,6 +184,8 @@ def simulate(
         raise refuse("workload", "no windows", "at least one window of arrivals")
     if width is not None and not isinstance(width, jax.core.Tracer) and not np.all(np.asarray(width) > 0):
         raise refuse("width", float(np.min(width)), "> 0, or None for the hard law")
+    # As an array, so that another width is another input and not another compilation.
+    width = None if width is None else jnp.asarray(width, dtype=jnp.float64)
     return _simulate(fleet, load, policy, objective or Objective(), width, record)
 
 

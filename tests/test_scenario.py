@@ -1,0 +1,94 @@
+"""Scenario files: every key by its path, and what the default case is made of."""
+
+import pytest
+
+from fluidq.scenario import SCHEMA, build_case, read_scenario
+
+
+def write(tmp_path, text):
+    path = tmp_path / "s.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_text_with_units_and_bare_si_numbers_are_read(tmp_path):
+    read = read_scenario(
+        write(tmp_path, '[fleet]\ncold_start = "2min"\nbuffer = "150GB"\n[objective]\nttft = 1.5\n[tune]\nsteps = 7\n')
+    )
+    assert read == {
+        "fleet": {"cold_start": 120.0, "buffer": 150e9},
+        "objective": {"ttft": 1.5},
+        "tune": {"steps": 7},
+    }
+
+
+def test_a_trace_is_found_beside_the_scenario(tmp_path):
+    (tmp_path / "t.csv").write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        + "".join(f"2023-11-16 18:{m:02d}:{s:02d}.0000000,900,100\n" for m in range(4) for s in range(60))
+    )
+    case = build_case(read_scenario(write(tmp_path, '[workload]\ntrace = "t.csv"\n')))
+    assert case.workload_dict()["requests"] == 240
+    assert case.workload_dict()["mean_isl"] == 900
+
+
+def test_the_default_case_asks_for_a_quarter_of_its_gpus():
+    case = build_case()
+    demand = case.workload.requests / case.workload.duration * case.fleet.request_gpu_seconds
+    assert demand == pytest.approx(0.25 * case.fleet.budget)
+    assert case.policy.ratio == case.phi
+    same = build_case({"workload": {"load_scale": 1.0}})
+    assert same.load_scale == 1.0
+    assert same.workload.requests == pytest.approx(case.workload.requests / case.load_scale)
+
+
+def test_a_batch_that_does_not_fit_is_cut_and_said():
+    case = build_case({"deployment": {"batch": 4000.0}})
+    assert case.deployment.batch < 4000
+    assert any("batch cut from 4000" in note for note in case.notes)
+
+
+BAD = [
+    ("[fleat]\n", "unknown section 'fleat'; did you mean 'fleet'?"),
+    ("[fleet]\ncold_strat = 3\n", "unknown key in .fleet. 'cold_strat'; did you mean 'cold_start'?"),
+    ('[fleet]\ncold_start = "-3s"\n', "-3"),
+    ('[fleet]\ncold_start = "3GB"\n', "fleet.cold_start"),
+    ("[fleet]\nbuffer = 150\n", "fleet.buffer"),
+    ('[fleet]\noverflow = "drop"\n', "'back-pressure' or 'loss'"),
+    ("[fleet]\ngpus = 1\n", "budget is 1.0; it must be at least 16 GPUs"),
+    ("[policy]\nprefill_up = 0.01\n", "policy.prefill_down is 0.1; it must be below prefill_up, which is 0.01"),
+    ("[policy]\nratio = 1\n", "policy.ratio is 1.0"),
+    ("[objective]\nttft = 0\n", "objective.ttft is 0.0"),
+    ("[tune]\nsteps = 0\n", "tune.steps is 0"),
+    ("[tune]\nsteps = 1.5\n", "tune.steps is 1.5; it must be a whole number"),
+    ("[workload]\nload_share = 2\n", "workload.load_share is 2.0"),
+    ("[workload]\nload_scale = 0\n", "workload.load_scale is 0.0"),
+    ("[workload]\ntrace = 3\n", "workload.trace is 3; it must be text in quotes"),
+    ('[deployment]\nmodel = "GPT"\n', "unknown model 'GPT'"),
+    ("[deployment]\nbatch = true\n", "deployment.batch is True"),
+    ("fleet = 3\n", "a table .fleet."),
+    ("[fleet\n", "is not TOML"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), BAD, ids=[t.strip().replace("\n", " ") for t, _ in BAD])
+def test_a_wrong_scenario_is_named_by_its_path(tmp_path, text, words):
+    with pytest.raises(ValueError, match=words):
+        build_case(read_scenario(write(tmp_path, text)))
+
+
+def test_binary_and_folders_are_refused(tmp_path):
+    (tmp_path / "b.toml").write_bytes(b"\xff\xfe\x00")
+    for path in (tmp_path / "b.toml", tmp_path):
+        with pytest.raises(ValueError, match="cannot be read as UTF-8 text"):
+            read_scenario(str(path))
+
+
+def test_every_documented_key_is_accepted(tmp_path):
+    """The README's scenario reference lists the keys; none may be missing there."""
+    from pathlib import Path
+
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    for section, keys in SCHEMA.items():
+        for key in keys:
+            assert f"`{key}`" in readme, f"{section}.{key} is not in the README"
