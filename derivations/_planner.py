@@ -1,4 +1,4 @@
-"""The planner's part of the rounding derivation: workers that a load needs, rounded up, and how far that is from phi."""
+"""A planner that rounds the load of each pool up to workers: how far that is from the balance (part of D08)."""
 
 from typing import Any
 
@@ -6,7 +6,8 @@ import sympy as sp
 
 from derivations._cases import nonnegative
 from derivations.core import ClosedForm, Convention, Derivation, Proof, Published
-from derivations.symbols import B, N, g_D, g_P, isl, lam, osl, phi, quantity, r_P, t_step
+from derivations.costs import rate
+from derivations.symbols import N, g_common, g_D, g_P, isl, lam, osl, phi, quantity, r_P
 from derivations.units import one
 
 oo = sp.oo
@@ -28,7 +29,7 @@ def _enough_workers(d: Derivation) -> list[Any]:
     s = x / (1 + x)
     up = {
         "planned_prefill_workers": (lam * isl / r_P, g_P),
-        "planned_decode_workers": (lam * osl * t_step / B, g_D),
+        "planned_decode_workers": (lam * osl / rate, g_D),
     }
     found: list[Any] = []
     for name, (load, size) in up.items():
@@ -63,7 +64,7 @@ def _excess(d: Derivation) -> list[Any]:
     return [
         nonnegative(sp.factor(most - (e_P + e_D) / N)),
         sp.limit(sp.limit(most - (e_P + e_D) / N, x, oo), y, oo),
-        sp.simplify(most - d.form("rounding_bound").arguments[-1] / N - plain_bound),
+        sp.simplify(most - g_common / N - plain_bound),
     ]
 
 
@@ -99,10 +100,10 @@ FORMS = (
     ClosedForm(
         "planned_decode_workers",
         r"n_D / g_D",
-        sp.ceiling(lam * osl * t_step / (B * g_D)),
+        sp.ceiling(lam * osl / (rate * g_D)),
         "1",
-        "Decode workers of a planner that rounds the load up; B / t_step is the best rate within the objective.",
-        (lam, osl, B, t_step, g_D),
+        "Decode workers of a planner that rounds the load up; rate is the best decode rate within the objective.",
+        (lam, osl, rate, g_D),
         code_symbol="workers",
         conventions=(Convention(sp.Eq(lam, 0) | sp.Eq(osl, 0), "no load: 0"),),
         note="Piecewise constant: the gradient is 0.",
@@ -173,7 +174,7 @@ PUBLISHED = (
         "S",
         4,
         "planned_decode_workers",
-        {"lam": _requests, "osl": 512, "B": 1700, "t_step": 1, "g_D": 1},
+        {"lam": _requests, "osl": 512, "rate": 1700, "g_D": 1},
         unit="instances",
         rounding=0.5,
         reason="a secondary account",

@@ -98,6 +98,7 @@ PHASES = {
     "cold": ("3+21+9+531+104+3+24", 720.0, "nearly 12 min", 0.05),
     "warm": ("3+9+9+31+15+3+18", 88.0, "88 s", 0.006),
     "restored": ("6+7.1+19", 32.0, "32 s", 0.02),
+    "patched": ("3+3.5+18", 24.5, "24.5 s", 0.002),
     "in-memory": ("3+3.5+3.1", 10.0, "10 s", 0.05),
 }
 
@@ -197,6 +198,15 @@ D15 = Derivation(
             70.0,
             lambda d: _sum(PHASES["cold"][0]) / _sum(PHASES["in-memory"][0]),
             tolerance=0.05,
+        ),
+        Published(
+            "V13-load",
+            f"{CLOUDBURST}: the weights from memory, in the last 3.1 s of the in-memory start",
+            "P",
+            38.0,
+            lambda d: sp.Rational(117 * 10, 31),
+            unit="GB/s",
+            rounding=0.5,
         ),
     ),
 )

@@ -6,6 +6,7 @@ Proofs receive the derivation and ask it for its formulas, so that a damaged for
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import ModuleType
@@ -18,7 +19,7 @@ from derivations.layout import latex
 from derivations.symbols import QUANTITIES, units
 from derivations.units import ONE, UnitError, ones_away, parse, unit_of
 
-FRAMEWORK = {"core", "functions", "layout", "proving", "show", "symbols", "to_jax", "to_latex", "units"}
+FRAMEWORK = {"core", "coverage", "functions", "layout", "proving", "show", "symbols", "to_jax", "to_latex", "units"}
 TAGS = {"P": "primary source", "S": "secondary account", "K": "standard theory", "D": "derived"}
 
 
@@ -89,8 +90,13 @@ class ClosedForm:
 
     @property
     def equation_latex(self) -> str:
-        """`left side = right side` for papers."""
-        return f"{self.symbol} = {latex(self.textbook)}"
+        """`left side = right side` for papers; a left side may end with its own relation."""
+        return f"{self.symbol}{self.relation} {latex(self.textbook)}"
+
+    @property
+    def relation(self) -> str:
+        """What stands between the sides: an equals sign, unless the left side ends with < or another relation."""
+        return "" if self.symbol.endswith(("<", ">", r"\leq", r"\geq", r"\approx", r"\sim")) else " ="
 
     def check_unit(self) -> None:
         """Raise `UnitError` unless every face has the declared unit."""
@@ -147,6 +153,26 @@ class Published:
         if not (self.tolerance > 0) != (self.rounding > 0):
             raise DerivationError(f"{self.id}: give either a tolerance or a rounding, above 0")
 
+    @property
+    def covers(self) -> str:
+        """The check that it is part of: V03 for "V03b", V12 for "V12-1GB/s"; else what stands before a dash."""
+        numbered = re.match(r"V\d\d(?!\d)", self.id)
+        return numbered[0] if numbered else self.id.partition("-")[0]
+
+    def value(self, derivation: "Derivation") -> float:
+        """What we get for it."""
+        found = (
+            value(derivation.formula(self.ours), self.inputs) if isinstance(self.ours, str) else self.ours(derivation)
+        )
+        return float(found * self.scale)
+
+    def compared(self, ours: float) -> "CheckResult":
+        """The verdict on our value."""
+        gap = ours - self.published
+        allowed = self.rounding or self.tolerance * abs(self.published)
+        verdict = "hit" if abs(gap) <= allowed * (1 + 1e-9) else "miss"
+        return CheckResult(self, ours, gap / abs(self.published or 1.0), "soft" if self.expected == "soft" else verdict)
+
 
 @dataclass(frozen=True)
 class CheckResult:
@@ -167,6 +193,7 @@ class CheckResult:
         check = self.check
         return {
             "id": check.id,
+            "covers": check.covers,
             "source": check.source,
             "tag": check.tag,
             "published": check.published,
@@ -235,7 +262,7 @@ class Derivation:
 
     def check_published(self) -> tuple[CheckResult, ...]:
         """Every published figure next to ours."""
-        return tuple(_compare(self, check) for check in self.published)
+        return tuple(check.compared(check.value(self)) for check in self.published)
 
     def _repr_html_(self) -> str:
         from derivations.show import as_html
@@ -314,19 +341,6 @@ def same_inside(derivation: Derivation, name: str) -> Any:
 def both_faces_agree(*names: str) -> Proof:
     """The proof that textbook and regular face agree wherever no denominator is 0."""
     return Proof("textbook and regular form agree in the interior", lambda d: [same_inside(d, n) for n in names])
-
-
-def _compare(derivation: Derivation, check: Published) -> CheckResult:
-    found = (
-        value(derivation.formula(check.ours), check.inputs) if isinstance(check.ours, str) else check.ours(derivation)
-    )
-    ours = float(found * check.scale)
-    gap = ours - check.published
-    allowed = check.rounding or check.tolerance * abs(check.published)
-    verdict = "hit" if abs(gap) <= allowed * (1 + 1e-9) else "miss"
-    if check.expected == "soft":
-        verdict = "soft"
-    return CheckResult(check, ours, gap / abs(check.published or 1.0), verdict)
 
 
 def topics() -> dict[str, ModuleType]:

@@ -1,30 +1,114 @@
-"""How sums are laid out in every printer: SymPy's order, with the terms that carry a minus sign last (1 - x)."""
+"""How expressions are laid out in every printer: sums end with their minus terms, roots are joined, names are short."""
 
+import re
+from collections.abc import Callable
 from typing import Any
 
+import sympy as sp
 from sympy.printing.latex import LatexPrinter
 from sympy.printing.pretty.pretty import PrettyPrinter
+from sympy.printing.pretty.pretty_symbology import greek_unicode
+from sympy.printing.pretty.stringpict import prettyForm
 from sympy.printing.str import StrPrinter
 
-from derivations.symbols import latex_names
+from derivations.symbols import QUANTITIES, latex_names
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+_SMALL = dict(zip("0123456789aehijklmnoprstuvx", "₀₁₂₃₄₅₆₇₈₉ₐₑₕᵢⱼₖₗₘₙₒₚᵣₛₜᵤᵥₓ", strict=True))
+_RAISED = dict(zip("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹", strict=True))
+_COMMANDS = {r"\uparrow": "↑", r"\downarrow": "↓", r"\ast": "*", r"\max": "max", r"\min": "min", r"\infty": "∞"}
+_COMMANDS |= {r"\leq": "≤", r"\geq": "≥"}
+_COMMANDS |= {rf"\{name}": letter for name, letter in greek_unicode.items()}
+_COMMANDS |= {r"\Pr": "Pr", r"\ln": "ln", r"\partial": "∂", r"\varepsilon": "ε", r"\,": "\N{NO-BREAK SPACE}"}
+_MARKS = {"bar": "\u0304", "hat": "\u0302", "tilde": "\u0303"}
+
+
+def _below(word: str) -> str:
+    """A subscript: small digits and letters, arrows as they are, words after an underscore."""
+    if word in ("↑", "↓"):
+        return word
+    return "".join(_SMALL[c] for c in word) if len(word) <= 2 and set(word) <= set(_SMALL) else f"_{word}"
+
+
+def _above(word: str) -> str:
+    return word if set(word) <= {"*", "'"} else "".join(map(_RAISED.get, word)) if word.isdigit() else f"^{word}"
+
+
+def readable(latex: str) -> str | None:
+    r"""A LaTeX name in Unicode (`\delta_\uparrow` is δ↑, `\overline{I^2}` is ⟨I²⟩); None where it is no plain name."""
+    text = re.sub(r"\\(?:mathrm|mathcal|mathit|text|operatorname)\{([^{}]*)\}", r"\1", latex)
+    text = re.sub(r"\\(bar|hat|tilde)\s*(?:\{(\w)\}|(\w))", lambda m: (m[2] or m[3]) + _MARKS[m[1]], text)
+    text = re.sub(r"\\[A-Za-z]+(?![A-Za-z{])|\\,", lambda m: _COMMANDS.get(m[0], m[0]), text)
+    text = re.sub(r"\^(?:\{([^{}\\]*)\}|([^\\{}]))", lambda m: _above(m[1] or m[2]), text)
+    text = re.sub(r"\\overline\{([^{}\\]*)\}", r"⟨\1⟩", text)
+    text = re.sub(r"_(?:\{([^{}\\]*)\}|([^\\{}]))", lambda m: _below(m[1] or m[2]), text)
+    text = re.sub(r"(?<=[^\x00-\x7f≤≥]) (?=\w)", "", text)  # the blank that ends a command
+    return None if set(text) & set("\\{}") else text.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def name(symbol: Any) -> str:
+    """A symbol in Unicode: as the theory writes it, if it is declared; else its own name with small subscripts."""
+    if symbol in QUANTITIES:
+        return readable(QUANTITIES[symbol].latex) or symbol.name
+    head, _, tail = symbol.name.partition("_")
+    return greek_unicode.get(head, head) + (_below(greek_unicode.get(tail, tail)) if tail else "")
+
+
+def in_words(words: str, render: Callable[[str], str], math: Callable[[str], str]) -> str:
+    """Running text in which the code names of symbols (those that are no English words) become symbols."""
+    known = {"isl": "I", "osl": "O"}
+    for symbol, about in QUANTITIES.items():
+        if symbol.name in greek_unicode or symbol.name == "lam" or set(symbol.name) & set("_0123456789"):
+            known[symbol.name] = about.latex
+    longer = "|".join(sorted(known, key=len, reverse=True))
+    known |= {letter: letter for letter in "BCHLNPQUW"}  # alone: GB/s and P/D are no symbols
+    pieces = re.split(rf"(?<![\w-])((?:{longer})(?![\w(-])|(?<!/)[BCHLNPQUW](?![\w(/-]))", words)
+    return "".join(math(known[p]) if number % 2 else render(p) for number, p in enumerate(pieces))
+
+
+# --- printers ---------------------------------------------------------------------------------------------------------
 
 
 class MinusLast:
-    """Mixed into a SymPy printer."""
+    """Mixed into a SymPy printer: the terms that carry a minus sign come last (1 - x)."""
 
     def _as_ordered_terms(self, expr: Any, order: Any = None) -> list[Any]:
         return sorted(expr.as_ordered_terms(), key=lambda term: term.could_extract_minus_sign())
 
 
-class _Latex(MinusLast, LatexPrinter):
+def _one_root(expr: Any) -> Any:
+    """A product with one square root instead of several: SymPy takes the root of a product of positives apart."""
+    half = sp.Rational(1, 2)
+    roots = [f for f in expr.args if isinstance(f, sp.Pow) and f.args[1] in (half, -half)]
+    if len(roots) < 2:
+        return None
+    under = sp.Mul(*(f.args[0] ** (2 * f.args[1]) for f in roots))
+    rest = sp.Mul(*(f for f in expr.args if f not in roots))
+    root = sp.Pow(under, half, evaluate=False)
+    return root if rest == 1 else sp.Mul(rest, root, evaluate=False)
+
+
+class JoinedRoots(MinusLast):
+    """Mixed into a SymPy printer for people."""
+
+    def _print_Mul(self, expr: Any) -> Any:
+        joined = _one_root(expr)
+        return super()._print_Mul(expr) if joined is None else self._print(joined)  # type: ignore[misc]
+
+
+class _Latex(JoinedRoots, LatexPrinter):
     pass
 
 
-class _Text(MinusLast, StrPrinter):
+class _Text(JoinedRoots, StrPrinter):
     pass
 
 
-class _Pretty(MinusLast, PrettyPrinter):
+class _Pretty(JoinedRoots, PrettyPrinter):
+    def _print_Symbol(self, e: Any, bold_name: bool = False) -> Any:
+        return prettyForm(name(e), binding=prettyForm.ATOM)
+
     def _print_Max(self, expr: Any) -> Any:
         return self._helper_print_function(expr.func, expr.args, func_name="max")
 
@@ -35,6 +119,16 @@ class _Pretty(MinusLast, PrettyPrinter):
 def pretty(expr: Any, columns: int) -> str:
     """Two-dimensional Unicode for a terminal."""
     return _Pretty({"use_unicode": True, "num_columns": columns}).doprint(expr)
+
+
+def beside(left: str, expr: Any, columns: int) -> str:
+    """`expr` with `left` in front of it, next to its fraction line."""
+    form = _Pretty({"use_unicode": True, "num_columns": columns})._print(expr)
+    lines = form.render(wrap_line=True, num_columns=columns).splitlines()
+    wrapped = len(lines) != form.height()
+    return "\n".join(
+        f"{left if n == (0 if wrapped else form.baseline) else '':{len(left)}} {line}" for n, line in enumerate(lines)
+    )
 
 
 def latex(expr: Any) -> str:

@@ -10,13 +10,12 @@ from derivations._cases import decided, nonnegative
 from derivations._traces import DAY6
 from derivations.core import ClosedForm, Convention, Derivation, Proof, Published, Step
 from derivations.functions import Least, Ratio
-from derivations.symbols import N, g_D, g_P, isl, lam, n_D, n_P, phi, quantity, r_P
+from derivations.symbols import N, g_common, g_D, g_P, isl, lam, n_D, n_P, phi, quantity, r_P
 from derivations.units import one
 
 oo = sp.oo
 gpu = one("GPU")
 
-g_common = quantity("g_common", "d", "GPU", "greatest common divisor of the two worker sizes", 4.0)
 epsilon = quantity("epsilon", r"\varepsilon", "1", "share of the throughput that rounding may cost", 0.02)
 
 whole = sp.floor(N / g_common) * g_common  # the GPUs that whole workers can use
@@ -239,7 +238,7 @@ D08 = Derivation(
         ClosedForm(
             "split_efficiency",
             r"\eta",
-            efficiency,
+            sp.Min(n_P * (1 - phi), n_D * phi) / (phi * (1 - phi) * N),
             "1",
             "Throughput of a plan as a share of that of N GPUs split at phi exactly.",
             (n_P, n_D, N, phi),

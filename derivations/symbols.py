@@ -176,3 +176,6 @@ osl_sq = quantity("osl_sq", r"\overline{O^2}", "tok^2/req^2", "mean square of th
 isl_osl = quantity("isl_osl", r"\overline{I O}", "tok^2/req^2", "mean of input times output", 8.5e6, "nonnegative")
 r_0 = quantity("r_0", "r_0", "tok/s/GPU", "prefill throughput per GPU without attention", 56250.0)
 s_0 = quantity("s_0", "s_0", "tok^2/s/req/GPU", "squared prompt length that attention takes a GPU per second", 2e9)
+
+# Whole workers.
+g_common = quantity("g_common", "d", "GPU", "greatest common divisor of the two worker sizes", 4.0)

@@ -34,7 +34,9 @@ phase = sp.Symbol("phase", real=True)
 lag = omega * tau
 turned, behind = 2 * sp.sin(lag / 2) ** 2, lag - sp.sin(lag)  # 1 - cos and x - sin of x = omega tau
 gain_textbook = sp.sqrt(2 + lag**2 - 2 * sp.cos(lag) - 2 * lag * sp.sin(lag))
-gain_regular = behind * sp.sqrt(1 + RealRatio(turned, behind) ** 2)
+chord = behind * sp.sqrt(1 + RealRatio(turned, behind) ** 2)
+gain_regular = sp.Piecewise((chord, tau > 0), (0, True))
+capacity_regular = sp.Piecewise((2 * delta_amp / omega * chord, tau > 0), (0, True))
 swing = 4 * delta_amp / omega
 at_lag = sp.sin(lag / 2)
 size_at_lag = Most(at_lag, -at_lag)  # at tau = 0 this has the derivative from the right, which Abs has not
@@ -51,7 +53,7 @@ def _periodic(expr: Any) -> Any:
 
 
 def _constant_step(d: Derivation) -> list[Any]:
-    """Seen at theta/delta, at worst a review later, and corrected tau after that: the buffer just holds; less spills."""
+    """Seen at theta/delta, at worst a review later, corrected tau after that: the buffer just holds; less spills."""
     head, wait = d.formula("detected_headroom").subs({delta_up: n, theta_Q: th, tau: t, review: y}), th / n + y + t
     spill = D14.regular("lost_bytes").subs({delta: n, C: Q0 + head - e, tau: wait}, simultaneous=True)
     return [sp.simplify(n * wait - head), sp.simplify(spill - e)]
@@ -89,7 +91,7 @@ def _ramp_peak(d: Derivation) -> list[Any]:
 
 
 def _net_flow(d: Derivation) -> list[Any]:
-    """Delayed exact tracking leaves a sine of amplitude 2 delta_0 |sin(omega tau/2)|, and its integral has the range."""
+    """Late tracking leaves a sine of amplitude 2 delta_0 |sin(omega tau/2)|; its integral spans the capacity."""
     left = _net(time) - _net(time - t)
     product = 2 * amp * sp.sin(w * t / 2) * sp.cos(w * (time - t / 2) + phase)
     level = sp.integrate(_net(y), (y, time - t, time))
@@ -154,7 +156,7 @@ def _sixth(d: Derivation) -> list[Any]:
 
 
 def _predicted(d: Derivation) -> list[Any]:
-    """delta(t) - delta(t - tau) - tau delta'(t - tau): 0 for a ramp, for a sine of the amplitude in the formula."""
+    """delta(t) - delta(t - tau) - tau delta'(t - tau): 0 for a ramp, a sine of this amplitude for a sine."""
     x = sp.Symbol("x", positive=True)
     ramp_left = a * time - a * (time - t) - t * sp.diff(a * time, time)
     sine = amp * sp.sin(time * w)
@@ -241,12 +243,15 @@ D16 = Derivation(
     "mix it shrinks the buffer only if the lead time is short against the period: a sixth of it for plain tracking, "
     "0.2319 with a linear predictor.",
     assumptions=(
-        "tracking is exact but late: the correction at time t is the surplus of time t - tau (0 before the first lands)",
+        "tracking is exact but late: the correction at time t is the surplus of time t - tau (0 before the "
+        "first lands)",
         "the netput does not depend on C: thresholds are placed relative to Q0",
         "phase known: the stock at the start is chosen for it",
     ),
     steps=(
-        Step("A constant surplus is seen after theta_Q/delta, a review later at worst, and passes on for the lead time."),
+        Step(
+            "A constant surplus is seen after theta_Q/delta, a review later at worst, and passes on for the lead time."
+        ),
         Step("A ramp a t is seen after", sp.Eq(detect, sp.sqrt(2 * theta_Q / ramp))),
         Step(
             "and has by the landing moved the level by",
@@ -268,16 +273,21 @@ D16 = Derivation(
             "multiple of the period T. At T/2 it is doubled."
         ),
         Step(
-            "From rest and for tau <= T/2 the netput stays within half of that on either side, whatever the phase: with "
-            "Q0 = C/2 nothing is lost, the start included. For longer lead times the start can need more (startup_capacity; "
+            "From rest and for tau <= T/2 the netput stays within half of that on either side, whatever the "
+            "phase: with "
+            "Q0 = C/2 nothing is lost, the start included. For longer lead times the start can need more "
+            "(startup_capacity; "
             "4 delta_0/omega with Q0 = C/2 and any phase)."
         ),
         Step(
-            "The linear predictor delta(t - tau) + tau delta'(t - tau) is exact for a ramp, and leaves of a sine the chord "
+            "The linear predictor delta(t - tau) + tau delta'(t - tau) is exact for a ramp, and leaves of a "
+            "sine the chord "
             "of a cycloid, |(x - sin x, 1 - cos x)| at x = omega tau",
             sp.Eq(gain_textbook, sp.sqrt(behind**2 + turned**2)),
         ),
-        Step("Its square has the derivative 2 x (1 - cos x) >= 0, so one lead time separates gain from loss: 0.2319 T."),
+        Step(
+            "Its square has the derivative 2 x (1 - cos x) >= 0, so one lead time separates gain from loss: 0.2319 T."
+        ),
         Step(
             "A ramp leaves plain tracking a constant residual, so the level drifts for as long as it lasts",
             ramp * tau * horizon,
@@ -336,7 +346,8 @@ D16 = Derivation(
             r"C_{\mathrm{start}}",
             2 * delta_amp / omega * (1 + sp.Abs(at_lag)),
             "B",
-            "Buffer that also covers the start from rest when the lead time exceeds half a period (known phase, worst).",
+            "Buffer that also covers the start from rest when the lead time exceeds half a period (known "
+            "phase, worst).",
             (delta_amp, omega, tau),
             regular=2 * delta_amp / omega * (1 + size_at_lag),
             code_symbol="C_start",
@@ -357,7 +368,7 @@ D16 = Derivation(
             "B",
             "Smallest buffer for a periodic surplus under a linear predictor that has its history.",
             (delta_amp, omega, tau),
-            regular=2 * delta_amp / omega * gain_regular,
+            regular=capacity_regular,
             code_symbol="C_pred",
         ),
         ClosedForm(
@@ -365,7 +376,8 @@ D16 = Derivation(
             r"C_{\mathrm{both}}",
             ramp * tau * horizon + swing * sp.Abs(at_lag),
             "B",
-            "Buffer that is enough for a ramp with a periodic surplus on it, under late tracking from rest (tau <= T/2).",
+            "Buffer that is enough for a ramp with a periodic surplus on it, under late tracking from rest "
+            "(tau <= T/2).",
             (ramp, horizon, delta_amp, omega, tau),
             regular=ramp * tau * horizon + swing * size_at_lag,
             code_symbol="C_both",

@@ -107,9 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _command(
-    commands: Any, name: str, run: Callable[[argparse.Namespace], int], words: str
-) -> argparse.ArgumentParser:
+def _command(commands: Any, name: str, run: Callable[[argparse.Namespace], int], words: str) -> argparse.ArgumentParser:
     sub = commands.add_parser(name, help=words, description=words)
     sub.set_defaults(run=run)
     sub.add_argument("--json", action="store_true", help="only JSON on standard output")
@@ -187,7 +185,7 @@ def _bounds(args: argparse.Namespace) -> int:
 
     out = _folder(args.out)
 
-    def given(name: str, dimension: str, minimum: float | None = 0.0) -> float | None:
+    def given(name: str, dimension: str, minimum: float | None = 0.0) -> Any:
         text = getattr(args, name)
         return None if text is None else parse(text, dimension, f"--{name.replace('_', '-')}", minimum)
 

@@ -10,11 +10,11 @@ import math
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Real
+from jax.core import Tracer
+from jaxtyping import Array
 
 from fluidq._errors import refuse
-
-Scalar = Real[ArrayLike, ""]
+from fluidq._types import Scalar
 
 
 class Objective(eqx.Module):
@@ -66,7 +66,7 @@ class Cost(eqx.Module):
 
 
 def _check(name: str, value: object, above: bool) -> None:
-    if isinstance(value, jax.core.Tracer) or jnp.ndim(value) > 0:  # type: ignore[arg-type]
+    if isinstance(value, Tracer) or jnp.ndim(value) > 0:  # type: ignore[arg-type]
         return
     number = float(value)  # type: ignore[arg-type]
     if not math.isfinite(number) or number < 0 or (above and number == 0):

@@ -1,7 +1,7 @@
 """The two-pool plant: what one step of physics does to the prefill backlog, the handoff buffer and the decode batch.
 
 One step moves, downstream of what is there, *the smaller of what the sender has and the receiver can take* (the
-reflected update), so nothing is stiff, nothing goes negative, and every request that enters is in a store, done or lost.
+reflected update), so nothing is stiff, nothing goes negative, and every request is in a store, done or lost.
 Each store carries its own contents (requests, stored tokens, output tokens; the backlog also computed tokens): a
 request keeps its lengths when the mix of the arrivals changes behind it. Source: two-pool state space, D01, D14, D29.
 """
@@ -10,11 +10,10 @@ from typing import NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Real
+from jaxtyping import Array
 
 from fluidq._numerics import least, most, positive_part, ratio
-
-Scalar = Real[ArrayLike, ""]
+from fluidq._types import Scalar
 
 # Requests in a batch that count as none [req].
 NEGLIGIBLE = 1e-12
@@ -130,7 +129,7 @@ def _residence(store: Contents, t_step: Scalar, plant: Plant) -> Array:
 
 
 def _kept(residence: Scalar, dt: Scalar) -> tuple[Array, Array]:
-    """Shares still running after `dt`: of what was there, and of what came in evenly during it (exact for constant rates)."""
+    """Shares still running after `dt`: of what was there, and of what came in evenly during it (constant rates)."""
     some = jnp.asarray(residence) > 0
     x = jnp.asarray(dt) / jnp.where(some, residence, 1.0)
     old = jnp.where(some, jnp.exp(-x), 0.0)
@@ -143,7 +142,7 @@ def advance(
     """One step of `dt` seconds at constant rates.
 
     Order: what is active decodes; the buffer's old stock is admitted first (FIFO between stock and newcomers); then
-    prefill works, its output going straight into free decode slots and the rest into the buffer, as far as there is room.
+    prefill works, its output going straight into free decode slots and the rest into the buffer as far as it has room.
 
     Arguments: stores and arrivals in requests and tokens; `prefill_gpus`, `decode_gpus` ready GPUs; `dt` [s].
     Returns the new state and the `Flows`. Requests: before + arrived = after + done + lost, to rounding.

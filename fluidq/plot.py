@@ -59,7 +59,11 @@ def tuning(result: TuneResult, ax: Axes | None = None) -> Axes:
         steps = np.arange(result.history.shape[0])
         for start in range(result.history.shape[1]):
             ax.plot(
-                steps, result.history[:, start], color=BEFORE, lw=0.8, label="relaxed, each start" if not start else None
+                steps,
+                result.history[:, start],
+                color=BEFORE,
+                lw=0.8,
+                label="relaxed, each start" if not start else None,
             )
         judged = np.array(result.judged)
         ax.plot(judged[:, 0], judged[:, 1], color=AFTER, marker="o", ms=4, lw=1.6, label="hard, best so far")

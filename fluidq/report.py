@@ -35,8 +35,9 @@ def tune_text(case: Case, result: TuneResult, out: str | None) -> str:
     lines = [
         f"Workload    {w.name}: {w.requests / case.load_scale:,.0f} requests in {format(w.duration, 'seconds')}, "
         f"mean ISL {w.mean_isl:,.0f} (computed {w.mean_isl_computed:,.0f}), mean OSL {w.mean_osl:,.0f}",
-        f"Fleet       {d.model} on {d.gpu}, up to {float(f.budget):g} GPUs, cold start {format(f.cold_start, 'seconds')}, "
-        f"control every {format(f.interval, 'seconds')}, buffer {format(f.plant.capacity, 'bytes')}",
+        f"Fleet       {d.model} on {d.gpu}, up to {float(f.budget):g} GPUs, "
+        f"cold start {format(f.cold_start, 'seconds')}, control every {format(f.interval, 'seconds')}, "
+        f"buffer {format(f.plant.capacity, 'bytes')}",
         f"Limits      TTFT {format(case.objective.ttft, 'seconds')}, TPOT {format(case.objective.tpot, 'seconds')}; "
         f"a late request costs {float(case.objective.late_weight):g} x the GPU time of serving one",
     ]
@@ -66,7 +67,9 @@ def tune_text(case: Case, result: TuneResult, out: str | None) -> str:
     change = 1 - result.hard_after["cost"] / result.hard_before["cost"]
     verdict = f"{change:.0%} lower cost on the hard law" if change > 0 else "nothing better than the start was found"
     lines.append(f"Result      {verdict}; fluid model: means per tick, no percentiles.")
-    lines.append(f"Files       {out}/tune.json, tune.png, search.png" if out else "Files       none; --out DIR writes them")
+    lines.append(
+        f"Files       {out}/tune.json, tune.png, search.png" if out else "Files       none; --out DIR writes them"
+    )
     return "\n".join(lines)
 
 

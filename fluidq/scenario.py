@@ -1,4 +1,4 @@
-"""A scenario file (TOML) to the objects that a run needs; every key is optional, and a wrong one is named by its path."""
+"""A scenario file (TOML) to the objects that a run needs; every key is optional, a wrong one is named by its path."""
 
 import math
 import tomllib
@@ -125,7 +125,7 @@ class Case:
 
 
 def read_scenario(path: str | None) -> dict[str, dict[str, Any]]:
-    """The keys of a TOML scenario file, checked, numbers in SI. Raises InputError naming file, key, value and remedy."""
+    """The keys of a TOML scenario file, checked, in SI. Raises InputError naming file, key, value and remedy."""
     if path is None:
         return {}
     try:

@@ -12,16 +12,16 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Real
+from jax.core import Tracer
+from jaxtyping import Array, Float
 
 from fluidq._errors import refuse
 from fluidq._numerics import positive_part, ratio
+from fluidq._types import Scalar
 from fluidq.objective import Cost, Objective
 from fluidq.plant import Arrivals, Plant, PlantState, advance, empty
 from fluidq.policies import Bounds, Signals, Thresholds
 from fluidq.workload import Workload
-
-Scalar = Real[ArrayLike, ""]
 
 
 class Fleet(eqx.Module):
@@ -83,7 +83,7 @@ class Fleet(eqx.Module):
             request_gpu_seconds=request_gpu_seconds,
             min_workers=min_workers,
             interval=interval,
-            delay_ticks=int(math.floor(cold_start / interval)),
+            delay_ticks=math.floor(cold_start / interval),
         )
 
 
@@ -182,7 +182,7 @@ def simulate(
     load = workload if isinstance(workload, Load) else load_of(workload, fleet.interval)
     if load.requests.shape[0] == 0:
         raise refuse("workload", "no windows", "at least one window of arrivals")
-    if width is not None and not isinstance(width, jax.core.Tracer) and not np.all(np.asarray(width) > 0):
+    if width is not None and not isinstance(width, Tracer) and not np.all(np.asarray(width) > 0):
         raise refuse("width", float(np.min(width)), "> 0, or None for the hard law")
     # As an array, so that another width is another input and not another compilation.
     width = None if width is None else jnp.asarray(width, dtype=jnp.float64)

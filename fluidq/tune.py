@@ -105,7 +105,7 @@ class TuneResult:
 
     `before`, `after` are policies; `hard_before`, `hard_after` the parts of their hard cost on the tuning workload
     [GPU-hours]; `unseen_before`, `unseen_after` hard costs on draws that the search never saw, shape (unseen,);
-    `history` relaxed cost per step and start, `judged` (step, best hard cost so far); `health` what went wrong on the way.
+    `history` relaxed cost per step and start, `judged` (step, best hard cost so far); `health` what went wrong.
     """
 
     before: Thresholds
@@ -158,11 +158,11 @@ def tune(
 ) -> TuneResult:
     """Find thresholds and ratio that lower the cost on the hard law.
 
-    Adam descends ln(relaxed cost) of the workload from several starts in one batch, by forward-mode gradients, while the
-    relaxed width falls. Every `judge_every` steps each start is replayed on the hard law (integer workers, comparisons
-    on ticks) on the workload and on further draws of it; the best such replay that also beats the given policy on the
-    workload itself is the answer, or the given policy where none does. A start whose gradient explodes or is not finite
-    stands still for that step and is named in `health`.
+    Adam descends ln(relaxed cost) of the workload from several starts in one batch, by forward-mode gradients, while
+    the relaxed width falls. Every `judge_every` steps each start is replayed on the hard law (integer workers,
+    comparisons on ticks) on the workload and on further draws of it; the best such replay that also beats the given
+    policy on the workload itself is the answer, or the given policy where none does. A start whose gradient explodes
+    or is not finite stands still for that step and is named in `health`.
 
     Arguments:
         fleet: plant, delay, budget. workload: what to tune on. policy: where to start, and the peer to beat.
@@ -308,7 +308,7 @@ def _make_step(cost: Callable[[Array, Any], Array], optimiser: optax.GradientTra
             sound = jnp.isfinite(value) & (size < EXPLODED)  # a NaN compares false
             updates, moved = optimiser.update(jnp.where(sound, gradient, 0.0), s, v)
             keep = lambda new, old: jnp.where(sound, new, old)  # noqa: E731
-            return keep(v + updates, v), jax.tree.map(keep, moved, s), value, sound
+            return keep(optax.apply_updates(v, updates), v), jax.tree.map(keep, moved, s), value, sound
 
         return jax.vmap(one)(u, state)
 

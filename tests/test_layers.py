@@ -27,7 +27,9 @@ def test_help_needs_no_heavy_import():
 
 
 def test_the_core_does_not_import_the_edges():
-    edges = re.compile(r"^\s*(?:from|import) fluidq\.?(?:import )?(io|plot|report|cli|scenario|figures)\b", re.MULTILINE)
+    edges = re.compile(
+        r"^\s*(?:from|import) fluidq\.?(?:import )?(io|plot|report|cli|scenario|figures)\b", re.MULTILINE
+    )
     core = ("plant", "simulate", "objective", "tune", "workload", "queue", "sizing", "units", "deployment")
     for name in core:
         assert not edges.search((ROOT / "fluidq" / f"{name}.py").read_text()), name

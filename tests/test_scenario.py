@@ -29,7 +29,7 @@ def test_a_trace_is_found_beside_the_scenario(tmp_path):
     )
     case = build_case(read_scenario(write(tmp_path, '[workload]\ntrace = "t.csv"\n')))
     assert case.workload_dict()["requests"] == 240
-    assert case.workload_dict()["mean_isl"] == 900
+    assert case.workload_dict()["mean_isl"] == pytest.approx(900)
 
 
 def test_the_default_case_asks_for_a_quarter_of_its_gpus():

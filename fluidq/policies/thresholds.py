@@ -6,12 +6,12 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Real
+from jax.core import Tracer
+from jaxtyping import Array
 
 from fluidq._errors import refuse
 from fluidq._numerics import positive_part
-
-Scalar = Real[ArrayLike, ""]
+from fluidq._types import Scalar
 
 PARAMETERS = ("prefill_up", "prefill_down", "decode_up", "decode_down", "ratio")
 
@@ -38,8 +38,8 @@ class Bounds(NamedTuple):
 class Thresholds(eqx.Module):
     """Scale both pools by `step` GPUs when a signal leaves its band, split by `ratio`.
 
-    On each tick: up if prefill_wait > prefill_up *or* decode_load > decode_up; down if prefill_wait < prefill_down *and*
-    decode_load < decode_down; nothing while workers are starting. The fleet size M moves by `step`, within the budget,
+    On each tick: up if prefill_wait > prefill_up *or* decode_load > decode_up; down if prefill_wait < prefill_down
+    *and* decode_load < decode_down; nothing while workers are starting. The fleet size M moves by `step`, within the budget,
     and is split into round(ratio M / g_P) prefill workers and floor(rest / g_D) decode workers.
 
     Defaults: the decode band and the prefill band of NVIDIA Dynamo's planner at its target `throughput` (up when KV use
@@ -62,7 +62,7 @@ class Thresholds(eqx.Module):
 
     def __check_init__(self) -> None:
         values = [getattr(self, name) for name in (*PARAMETERS, "step")]
-        if any(isinstance(v, jax.core.Tracer) or jnp.ndim(v) > 0 for v in values):
+        if any(isinstance(v, Tracer) or jnp.ndim(v) > 0 for v in values):
             return  # inside a transformation; what a user types is checked here, once
         for name, value in zip((*PARAMETERS, "step"), values, strict=True):
             if not math.isfinite(float(value)):
@@ -101,7 +101,7 @@ class Thresholds(eqx.Module):
         return jnp.clip(signals.gpus + self.step * move, least_size, bounds.budget)
 
     def split(self, gpus: Scalar, bounds: Bounds, width: Scalar | None) -> tuple[Array, Array]:
-        """Workers of each pool for a fleet of `gpus`: integers in the hard law, a staircase that smooths in the relaxed."""
+        """Workers of each pool for a fleet of `gpus`: integers in the hard law, a smooth staircase in the other."""
         g_P, g_D, low = bounds.prefill_worker, bounds.decode_worker, bounds.min_workers
         most_prefill = (gpus - low * g_D) / g_P
         wanted = jnp.clip(self.ratio * gpus / g_P, low, most_prefill)
@@ -141,7 +141,7 @@ def _staircase(x: Scalar, width: Scalar) -> Array:
 def _treads(x: Scalar, width: Scalar) -> Array:
     """A continuous stand-in for floor(x): the identity when `width` is large, floor(x) as it goes to 0.
 
-    The shift falls as sqrt(width), slower than the tread's own slope, so that an integer x keeps its value in the limit.
+    The shift falls as sqrt(width), slower than a tread's slope, so that an integer x keeps its value in the limit.
     """
     root = jnp.sqrt(width)
     return _staircase(x - 0.5 / (1.0 + root), width)

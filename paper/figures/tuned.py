@@ -1,0 +1,27 @@
+"""Figure: the day under the untuned and the tuned policy, hard law. `python -m paper.figures.tuned`"""
+
+from pathlib import Path
+
+from matplotlib import style
+from matplotlib.figure import Figure
+
+from fluidq import plot
+from paper.experiment import experiment, trajectories
+
+INPUTS = ("paper.experiment: the embedded default day, replayed before and after the search",)
+TARGET = Path(__file__).with_suffix(".pdf")
+
+
+def draw(path: Path = TARGET) -> Path:
+    """Write the figure and say where."""
+    case = experiment().case
+    with style.context(plot.STYLE):
+        figure = Figure(figsize=(6.4, 6.2), layout="constrained")
+        axes = figure.subplots(4, 1, sharex=True)
+        plot.trajectories(trajectories(), case.fleet, case.objective, axes)
+        axes[-1].set_xlim(0, case.workload.duration / 3600)
+        return plot.save(figure, path)
+
+
+if __name__ == "__main__":
+    print(draw())
