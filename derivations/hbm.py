@@ -145,16 +145,18 @@ D32 = Derivation(
         "a worker prefills one prompt at a time and is busy",
     ),
     steps=(
-        Step("A prefill GPU has left", H - W - A_P - kv_prefill),
-        Step("if that is positive. A fleet of N GPUs has phi N of them, so each shares the decode side's", kv_free),
-        Step("(1 - phi)/phi times", sp.Eq(C_gpu, per_gpu)),
+        Step("A prefill GPU has left, if that is positive,", H - W - A_P - kv_prefill),
+        Step("A decode GPU has F_D left; a prefill GPU's share of that is", (1 - phi) / phi * kv_free),
+        Step("With the share M of the host's DRAM that makes", sp.Eq(C_gpu, per_gpu)),
         Step(
-            "While a prompt is in prefill its KV grows in a straight line; long prompts stay longer, so the mean over "
-            "time is half of E[I^2]/E[I] tokens, spread over the GPUs of the worker"
+            "While a prompt is in prefill its KV grows in a straight line, and long prompts stay longer. So the mean "
+            "over time is half of E[I^2]/E[I] tokens, spread over the GPUs of the worker",
+            sp.Eq(kv_prefill, kappa_store * isl_sq / (2 * isl * g_P)),
+            False,
         ),
-        Step("Where a capacity C is wanted and there is no decode side, DRAM must hold", sp.Max(0, C_gpu - own)),
+        Step("Where a capacity C is wanted and decode has nothing to spare, DRAM must hold", sp.Max(0, C_gpu - own)),
         Step(
-            "or the experts are spread wider: with W = W_dense + W_exp/w the room R = H - W_dense - A_P - K_P - C "
+            "or the experts are spread over w GPUs: with W = W_dense + W_exp/w the room R = H - W_dense - A_P - K_P - C "
             "must hold",
             sp.Le(W_experts / sp.Symbol("w", positive=True), room),
             False,

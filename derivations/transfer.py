@@ -23,14 +23,14 @@ FAST = {nic: r_0 * kappa_store * (1 + e)}
 
 def _linear(d: Derivation) -> list[Any]:
     """Both linear: the same bandwidth for every prefix."""
-    x = sp.Symbol("prefix", positive=True)
+    x = sp.Symbol("prefix_len", positive=True)
     (solved,) = sp.solve(sp.Eq(x * kappa_store / nic, x / r_P), nic)
     return [solved - d.formula("crossover_nic"), sp.diff(solved, x)]
 
 
 def _quadratic(d: Derivation) -> list[Any]:
     """With attention: equal times give the bandwidth, which falls with the prefix from the linear one towards 0."""
-    x = sp.Symbol("prefix", positive=True)
+    x = sp.Symbol("prefix_len", positive=True)
     (solved,) = sp.solve(sp.Eq((move).subs(prefix, x), compute.subs(prefix, x)), nic)
     crossover = d.formula("crossover_nic_quadratic").subs(prefix, x)
     return [
@@ -44,7 +44,7 @@ def _quadratic(d: Derivation) -> list[Any]:
 
 def _saving(d: Derivation) -> list[Any]:
     """The saving is what computing takes more than moving; its sign is that of the link against the crossover."""
-    x = sp.Symbol("prefix", positive=True)
+    x = sp.Symbol("prefix_len", positive=True)
     saving = d.formula("transfer_saving")
     crossover = d.formula("crossover_nic_quadratic")
     above, below = ({nic: crossover * f} for f in (1 + e, 1 / (1 + e)))

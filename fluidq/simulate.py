@@ -15,6 +15,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
+from fluidq._callable import make_callable
 from fluidq._errors import refuse
 from fluidq._numerics import positive_part, ratio
 from fluidq._types import Scalar
@@ -313,3 +314,6 @@ def _tick(
             stalled=jnp.asarray(flows.stalled),
         )
     return _Loop(new, wanted, pending, gpus, starts, sums), out
+
+
+make_callable(__name__)

@@ -12,6 +12,7 @@ import optax
 from jaxtyping import Array, Float
 from tqdm import tqdm
 
+from fluidq._callable import make_callable
 from fluidq._errors import refuse
 from fluidq.objective import Objective
 from fluidq.policies import PARAMETERS, Thresholds
@@ -313,3 +314,6 @@ def _make_step(cost: Callable[[Array, Any], Array], optimiser: optax.GradientTra
         return jax.vmap(one)(u, state)
 
     return step
+
+
+make_callable(__name__)

@@ -103,7 +103,7 @@ def shocks() -> list[Number]:
         Number("MapRows", drawn["rows"], ".0f", "", "cold starts on the shock map"),
         Number("MapCapacity", C, ".0f", "GB", "C per prefill GPU", 1e-9),
         Number("MapStock", Q0, ".0f", "GB", "Q0 per prefill GPU", 1e-9),
-        Number("MapTauMax", drawn["tau_max_s"], ".0f", "s", "longest cold start on the map"),
+        Number("MapTauMax", drawn["tau_max_s"], ",.0f", "s", "longest cold start on the map"),
         Number("MapAbsorbed", drawn["absorbed_share_of_cells"], ".1f", r"\%", "cells that lose nothing", 100),
         Bound("MapError", drawn["worst_error"], "-12", "", "simulated against closed form, worst cell"),
         Number("FullSwingHit", drawn["time_to_empty_s"], ".1f", "s", "a full shortfall empties Q0 (D14)"),

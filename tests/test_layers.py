@@ -40,3 +40,13 @@ def test_the_core_does_not_import_the_edges():
 def test_derivations_import_nothing_of_fluidq():
     for path in (ROOT / "derivations").glob("*.py"):
         assert not re.search(r"^\s*(?:from|import) fluidq\b", path.read_text(), re.MULTILINE), path.name
+
+
+def test_every_public_name_exists_is_documented_and_verbs_can_be_called():
+    import fluidq
+
+    for name in fluidq.__all__:
+        assert (getattr(fluidq, name).__doc__ or "").strip(), name
+    case = fluidq.build_case({"workload": {"days": 0.05}})
+    run = fluidq.simulate(case.fleet, case.workload, case.policy, record=False)
+    assert float(run.arrived) > 0

@@ -960,4 +960,4 @@ registry: dict[str, Formula] = {
     },
 }
 
-__all__ = ["Formula", "aggregated", "balance", "buffer", "capacity", "control", "envelopes", "fabric", "requests", "rounding", "transfer", "registry"]
+__all__ = ["Formula", "aggregated", "balance", "buffer", "capacity", "control", "envelopes", "fabric", "registry", "requests", "rounding", "transfer"]

@@ -39,8 +39,8 @@ class Thresholds(eqx.Module):
     """Scale both pools by `step` GPUs when a signal leaves its band, split by `ratio`.
 
     On each tick: up if prefill_wait > prefill_up *or* decode_load > decode_up; down if prefill_wait < prefill_down
-    *and* decode_load < decode_down; nothing while workers are starting. The fleet size M moves by `step`, within the budget,
-    and is split into round(ratio M / g_P) prefill workers and floor(rest / g_D) decode workers.
+    *and* decode_load < decode_down; nothing while workers are starting. The fleet size M moves by `step`, within the
+    budget, and is split into round(ratio M / g_P) prefill workers and floor(rest / g_D) decode workers.
 
     Defaults: the decode band and the prefill band of NVIDIA Dynamo's planner at its target `throughput` (up when KV use
     > 1.0 or the queue holds more than one context length of tokens, down below 0.6 and 0.1), the queue here in seconds

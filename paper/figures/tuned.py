@@ -16,7 +16,7 @@ def draw(path: Path = TARGET) -> Path:
     """Write the figure and say where."""
     case = experiment().case
     with style.context(plot.STYLE):
-        figure = Figure(figsize=(6.4, 6.2), layout="constrained")
+        figure = Figure(figsize=(6.4, 5.4), layout="constrained")
         axes = figure.subplots(4, 1, sharex=True)
         plot.trajectories(trajectories(), case.fleet, case.objective, axes)
         axes[-1].set_xlim(0, case.workload.duration / 3600)

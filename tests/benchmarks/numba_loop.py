@@ -25,7 +25,7 @@ def _one(policy, loads, plant, fleet, prices):
     cold, budget, gpus, unit, low, dt = fleet
     ttft_limit, tpot_limit, late_price, stall_price, ttft_spread, tpot_spread, step = prices
     p_up, p_down, d_up, d_down, ratio = policy
-    delay = int(math.floor(cold / dt))
+    delay = math.floor(cold / dt)
     part = cold / dt - delay
     starts = np.zeros((delay + 2, 2))
     size = delay + 2
