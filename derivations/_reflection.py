@@ -83,7 +83,7 @@ def _associative(derivation: Derivation) -> list[Any]:
 def _skorokhod(derivation: Derivation) -> list[Any]:
     """By induction over the steps, for Q = g - K with g the one-sided map and K the supremum of the formula.
 
-    g' = max(g + d, 0), and a minimum over a longer window distributes over the maximum: K' = max(min(K, g'), (g' - C)+).
+    g' = max(g + d, 0), and a minimum over a longer window goes into the maximum: K' = max(min(K, g'), (g' - C)+).
     K <= g holds throughout, so K and the gap to g are any nonnegative numbers; the cases below cover them.
     """
     K, gap, c = sp.symbols("K gap c", positive=True)
@@ -165,7 +165,7 @@ def _no_loss(derivation: Derivation) -> list[Any]:
 
 
 def _slopes(derivation: Derivation) -> list[Any]:
-    """With D = dQ/dC: 1 from an overflow on, 0 from an underflow on, kept inside; an overflow loses 1 - D per byte of C.
+    """D = dQ/dC: 1 from an overflow on, 0 from an underflow on, kept inside; an overflow loses 1 - D per byte of C.
 
     So a busy period (from one underflow to the next) loses one byte less per byte of C if it has an overflow, and
     none otherwise, and dQ/dC is 1 from its first overflow to its end. dQ/dQ0 is 1 until the first clip, then 0.

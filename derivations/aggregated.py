@@ -30,7 +30,7 @@ def _balanced(expr: Any) -> Any:
 
 
 def _one_round(d: Derivation) -> list[Any]:
-    """While B sequences take their O steps, one GPU must prefill B new prompts: a round of both, one after the other."""
+    """While B sequences take their O steps, one GPU must prefill B prompts: a round of both, one after the other."""
     prefilling, decoding = B * _i / r_P, _o * t_step
     whole = prefilling + decoding
     return [
@@ -72,7 +72,7 @@ def _below_full_load(d: Derivation) -> Any:
 def _tail(d: Derivation) -> list[Any]:
     """The 99th percentile: with one prefill a gap at most it is a stalled step as soon as m > 1 %; with random
     completions the number of prefills in a gap is Poisson, and its percentile steps up where each tail meets 1 %."""
-    m, k = sp.Symbol("m", positive=True), sp.Symbol("k", integer=True, positive=True)
+    m = sp.Symbol("m", positive=True)
     chance = d.formula("stall_chance").subs(osl, g_worker * B / m)
     one_percent = sp.Rational(1, 100)
     beyond = [chance, *(1 - sp.exp(-m) * sum(m**j / sp.factorial(j) for j in range(n + 1)) for n in (1, 2))]

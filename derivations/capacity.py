@@ -222,23 +222,20 @@ def _not_separate(d: Derivation) -> list[Any]:
 D30 = Derivation(
     id="D30",
     name="Optimal capacity",
-    statement="A buffer is worth its rent up to the capacity that a swing exceeds with the chance rent over the worth "
-    "of the byte; on a path, up to as many busy periods with an overflow per second as rent over price.",
+    statement="A byte of buffer is worth its rent as long as the swings that exceed the capacity are frequent enough: "
+    "until their chance is rent over the worth of that byte, and on a path until the busy periods with an overflow per "
+    "second are rent over price.",
     assumptions=(
         "the lost flow and the buffer have a price per byte; both are of the fleet or both per prefill GPU",
         "for the chance: separate swings, each from a level that does not depend on C",
         "for the count: any input; only C is changed, and no level is at a tie",
     ),
     steps=(
-        Step("Rent, and what the swings lose, cost per second", rent * C + worth * sp.Max(0, swing - C)),
+        Step("Rent and lost flow cost per second, in the mean over swings S,", rent * C + worth * sp.Max(0, swing - C)),
         Step(
-            "in the mean. One byte more costs its rent and saves a byte whenever a swing exceeds C; so the cost falls "
-            "while worth Pr(S > C) > rent, and is least where"
-        ),
-        Step(
-            "the chance of an overflow is, with the worth nu c_U of such a byte,",
-            sp.Eq(sp.Symbol("p"), rent / worth),
-            False,
+            "One byte more costs its rent, and saves a byte whenever a swing exceeds C. So the cost falls while the "
+            "chance of that is above the rent over the worth of such a byte, and is least where it is",
+            rent / worth,
         ),
         Step("Exponential swings exceed C with the chance", sp.exp(-C / swing_mean)),
         Step("uniform ones with", 1 - C / swing_max),

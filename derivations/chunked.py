@@ -4,18 +4,19 @@ from typing import Any
 
 import sympy as sp
 
+from derivations import _sm_split
 from derivations._cases import decided, nonnegative
-from derivations.batches import itl_max
+from derivations._sm_split import above_zero, below, saturation, x, z
 from derivations.core import ClosedForm, Convention, Derivation, Proof, Published, Step, positive
 from derivations.functions import Least, Ratio
-from derivations.symbols import B, W, isl, kappa_read, n_chunks, osl, phi, quantity, t_D, t_P, t_step, theta_ctx
+from derivations.symbols import B, W, isl, kappa_read, n_chunks, osl, phi, quantity, t_D, t_P, theta_ctx
 from derivations.units import one
 
 GENERATED = "aggregated"
 oo = sp.oo
 chunk = quantity("chunk", "c", "tok/GPU", "prefill tokens of a mixed step, per GPU", 1024.0)
-prefix = quantity(
-    "prefix", "p", "tok/GPU", "tokens of earlier chunks that a chunk attends, per GPU", 4096.0, "nonnegative"
+prior = quantity(
+    "prior", "p", "tok/GPU", "tokens of earlier chunks that a chunk attends, per GPU", 4096.0, "nonnegative"
 )
 flop_token = quantity("flop_token", "f", "flop/tok", "arithmetic of a token, twice the active weights", 8e10)
 peak = quantity("peak", "F", "flop/s/GPU", "arithmetic rate of a GPU", 2.25e15)
@@ -23,15 +24,13 @@ hbm_rate = quantity("hbm_rate", r"\mathrm{BW}", "B/s/GPU", "HBM bandwidth of a G
 weight_bytes = quantity("weight_bytes", "s", "B", "bytes of a stored weight", 2.0)
 tokens_bound = quantity("tokens_bound", r"c^\ast", "tok/GPU", "tokens in a step above which arithmetic binds", 281.0)
 overlap = quantity("overlap", r"\omega", "1", "share of the shorter phase that runs behind the longer", 0.6, (0, 1))
-saturation = quantity("saturation", "s_d", "1", "share of the multiprocessors that saturates the HBM", 0.4, (0, 1))
 
 token = one("tok/seq")
-x, y, z = sp.symbols("x y z", positive=True)
-below = y / (1 + y)
 # The balance ratio below, at and above one half; the overlap anywhere inside.
 HALVES = ({phi: (1 / (1 + x)) / 2}, {phi: sp.Rational(1, 2)}, {phi: 1 - (1 / (1 + x)) / 2})
 shorter = sp.Min(phi, 1 - phi)
-reading = W + kappa_read * (B * theta_ctx + prefix)
+reading = W + kappa_read * (B * theta_ctx + prior)
+
 
 # --- chunks -----------------------------------------------------------------------------------------------------------
 
@@ -62,7 +61,7 @@ def _free_until(d: Derivation) -> list[Any]:
     weights = sp.Symbol("W", positive=True)
     free = d.formula("free_chunk").subs({theta_ctx: theta, W: weights})
     inside = (free.args[1] if free.args[0] == 0 else free.args[0]) if isinstance(free, sp.Max) else sp.nan
-    step = d.formula("mixed_step").subs({theta_ctx: theta, W: weights, prefix: 0})
+    step = d.formula("mixed_step").subs({theta_ctx: theta, W: weights, prior: 0})
     bare = (weights + kappa_read * B * theta) / hbm_rate
     batch = {peak: flop_token * hbm_rate * (B + x) / (weights + kappa_read * B * theta)}  # then the free chunk is x
     return [
@@ -77,8 +76,8 @@ def _free_until(d: Derivation) -> list[Any]:
 def _prefix_is_traffic(d: Derivation) -> Any:
     """Each earlier token adds its bytes to what a step reads."""
     positive_step = positive(d.formula("mixed_step"))
-    traffic = [a for a in positive_step.args if a.has(sp.Symbol("prefix", positive=True))]
-    return [sp.diff(t, sp.Symbol("prefix", positive=True)) - kappa_read / hbm_rate for t in traffic]
+    traffic = [a for a in positive_step.args if a.has(sp.Symbol("prior", positive=True))]
+    return [sp.diff(t, sp.Symbol("prior", positive=True)) - kappa_read / hbm_rate for t in traffic]
 
 
 def _weights_once(d: Derivation) -> Any:
@@ -130,10 +129,9 @@ def _at_most_two(d: Derivation) -> list[Any]:
     found: list[Any] = []
     for half in HALVES:
         gained = sp.simplify(decided(d.formula("chunk_gain").subs(half | {overlap: below})))
-        found += [nonnegative(gained - 1), sp.simplify(2 - gained).is_positive]
-        found.append(
-            sp.simplify(sp.diff(decided(d.formula("chunk_gain").subs(half)), overlap).subs(overlap, below)).is_positive
-        )
+        found += [nonnegative(gained - 1), above_zero(2 - gained)]
+        slope = sp.diff(decided(d.formula("chunk_gain").subs(half)), overlap)
+        found.append(above_zero(slope.subs(overlap, below)))
     corner = {phi: sp.Rational(1, 2), overlap: 1}
     return [*found, d.formula("chunk_gain").subs(corner) - 2, d.formula("chunk_gain").subs(overlap, 0) - 1]
 
@@ -156,105 +154,6 @@ def _overlap_faces(d: Derivation) -> list[Any]:
     ]
 
 
-# --- the split of a GPU -----------------------------------------------------------------------------------------------
-# Shares of a GPU: s for prefill (its rate is linear in s), 1 - s for decode (linear up to the saturating share s_d).
-
-
-def _split_cases() -> list[dict[Any, Any]]:
-    """All of the open square by the odds of phi: below 1 - s_d (decode alone limits), there, and above (both do)."""
-    satur = 1 / (1 + z)
-    border = 1 - satur
-    return [{phi: odds / (1 + odds), saturation: satur} for odds in (border / (1 + y), border, border * (1 + y))]
-
-
-def _rates(share: Any, satur: Any, phi_: Any) -> tuple[Any, ...]:
-    """Throughput of each limit as a multiple of that of two pools, 1/(t_P + t_D)."""
-    return share / phi_, 1 / (1 - phi_), (1 - share) / (satur * (1 - phi_))
-
-
-def _split_is_best(d: Derivation) -> list[Any]:
-    """It is attained at the best share, and no share does better: a sum of two limits bounds every throughput.
-
-    A throughput X of any split keeps X phi <= s, X s_d (1 - phi) <= 1 - s and X (1 - phi) <= 1. The first two add up
-    to X (phi + s_d (1 - phi)) <= 1.
-    """
-    found: list[Any] = []
-    for case in _split_cases():
-        gained = sp.simplify(decided(d.formula("sm_split_gain").subs(case)))
-        share = sp.simplify(decided(d.formula("best_sm_share").subs(case)))
-        f, satur = case[phi], case[saturation]
-        found += [nonnegative(sp.simplify(rate - gained)) for rate in _rates(share, satur, f)]
-        bounds = 1 / (1 - f), 1 / (f + satur * (1 - f))
-        found.append(sp.simplify((gained - bounds[0]) * (gained - bounds[1])))  # it equals one of the two bounds
-        found.append(nonnegative(1 - share))
-    s, cap = sp.symbols("s X")
-    added = (cap * phi - s) + (cap * saturation * (1 - phi) - (1 - s))
-    return [*found, sp.expand(added - (cap * (phi + saturation * (1 - phi)) - 1))]
-
-
-def _most_for_prefill(d: Derivation) -> list[Any]:
-    """With more for prefill than the best share decode is slower: it is the largest share without loss."""
-    found = []
-    for case in _split_cases():
-        share = sp.simplify(decided(d.formula("best_sm_share").subs(case)))
-        f, satur = case[phi], case[saturation]
-        gained = decided(d.formula("sm_split_gain").subs(case))
-        found.append(sp.simplify(_rates(share, satur, f)[2] - gained))  # decode limits exactly there
-    return found
-
-
-def _split_is_an_overlap(d: Derivation) -> list[Any]:
-    """The split GPU hides min(phi, (1 - s_d)(1 - phi)), never more than the shorter phase."""
-    found: list[Any] = []
-    for case in _split_cases():
-        hidden = decided(sp.Min(phi, (1 - saturation) * (1 - phi)).subs(case))
-        gained = decided(d.formula("sm_split_gain").subs(case))
-        found.append(sp.simplify(1 / (1 - hidden) - gained))
-        found += [nonnegative(longest - hidden) for longest in (case[phi], 1 - case[phi])]
-    return found
-
-
-def _for_the_objective(d: Derivation) -> list[Any]:
-    """Below saturation the step takes s_d/share as long: at that share exactly the objective. The token rate is
-    linear in the share there, so its best is at an end: this share, or saturation where decode tokens come faster."""
-    share = d.formula("decode_sm_share")
-    s, prefill_rate, decode_rate = sp.symbols("s R_P R_D", positive=True)
-    tokens = prefill_rate * (1 - s) + decode_rate * s / saturation
-    return [
-        sp.simplify(t_step * saturation / share - itl_max),
-        sp.diff(tokens, s, 2),
-        sp.simplify(sp.diff(tokens, s) - (decode_rate / saturation - prefill_rate)),
-    ]
-
-
-def _interleaved(d: Derivation) -> list[Any]:
-    """k decode steps beside one prefill: tokens over max(k t_d, t_p) grow with k up to t_p/t_d and fall beyond."""
-    k, dec, pre, t_d, t_p = sp.symbols("k n_D n_P t_d t_p", positive=True)
-    before, after = (k * dec + pre) / t_p, (k * dec + pre) / (k * t_d)
-    return [
-        sp.diff(before, k).is_positive,
-        sp.diff(after, k).is_negative,
-        sp.simplify(before.subs(k, t_p / t_d) - (dec / t_d + pre / t_p)),
-        sp.simplify(after.subs(k, t_p / t_d) - (dec / t_d + pre / t_p)),
-    ]
-
-
-def _split_faces(d: Derivation) -> list[Any]:
-    names = "sm_split_gain", "best_sm_share"
-    found = [
-        sp.simplify(decided(d.formula(n).subs(c)) - decided(d.regular(n).subs(c)))
-        for n in names
-        for c in _split_cases()
-    ]
-    ends = [
-        d.regular("sm_split_gain").subs({phi: 0, saturation: 0}) - 1,
-        d.regular("sm_split_gain").subs({phi: 1, saturation: below}) - 1,
-        d.regular("sm_split_gain").subs({phi: below, saturation: 1}) - 1,
-        d.regular("best_sm_share").subs({phi: 1, saturation: 1}) - 1,
-    ]
-    return [*found, *ends]
-
-
 GAIN = 1 / (1 - overlap * shorter)
 _hidden = overlap * Least(phi, 1 - phi)
 
@@ -265,9 +164,9 @@ D23 = Derivation(
     "decode steps. If a share omega of the shorter phase is hidden, an aggregated GPU does 1/(1 - omega min(phi, 1 - "
     "phi)) times the work of two pools, at most twice: two pools must make that good by specialisation.",
     assumptions=(
-        "same batch, r_P and step time as the two pools; omega between 0 (one after the other) and 1 (disjoint resources)",
+        "same batch, r_P and step time as the two pools; omega from 0 (one after the other) to 1 (disjoint resources)",
         "chunks of equal length; a mixed step takes the longer of its arithmetic and its traffic",
-        "a split GPU: prefill linear in its share of multiprocessors, decode linear up to the share that saturates the HBM",
+        "a split GPU: prefill linear in its share of multiprocessors, decode linear until its share saturates the HBM",
     ),
     steps=(
         Step("Chunk i of n reads the i - 1 before it, in all", kappa_read * isl * (n_chunks - 1) / 2),
@@ -300,7 +199,7 @@ D23 = Derivation(
             r"\mathrm{loads}",
             n_chunks * (n_chunks + 1) / 2,
             "1",
-            "How often a chunk's KV is loaded for a prompt, each chunk's own included; one load a chunk without chunking.",
+            "Loads of a chunk's KV that a prompt in chunks takes, its own included; without chunks 1.",
             (n_chunks,),
             code_symbol="loads",
         ),
@@ -310,7 +209,7 @@ D23 = Derivation(
             sp.Max(flop_token * (chunk + B) / peak, reading / hbm_rate),
             "s",
             "Time of a step that decodes a batch and prefills one chunk: the longer of arithmetic and traffic.",
-            (chunk, prefix, B, theta_ctx, W, kappa_read, flop_token, peak, hbm_rate),
+            (chunk, prior, B, theta_ctx, W, kappa_read, flop_token, peak, hbm_rate),
             code_symbol="t_mix",
             dimensional=sp.Max(flop_token * (chunk + B * token) / peak, reading / hbm_rate),
         ),
@@ -376,38 +275,7 @@ D23 = Derivation(
             dimensional=chunk / ((B - one("seq/GPU")) * token),
             conventions=(Convention(sp.Le(B, 1), "B <= 1 (no decode rides along): inf"),),
         ),
-        ClosedForm(
-            "sm_split_gain",
-            r"\frac{X_{\mathrm{split}}}{X_{\mathrm{dis}}}",
-            1 / sp.Max(1 - phi, phi + saturation * (1 - phi)),
-            "1",
-            "Throughput of a GPU split in space at its best, over that of two balanced pools.",
-            (phi, saturation),
-            regular=Ratio(1, sp.Max(1 - phi, phi + saturation * (1 - phi))),
-            code_symbol="X_split/X_dis",
-            note="No contention: slow both phases down by the measured factor.",
-        ),
-        ClosedForm(
-            "best_sm_share",
-            r"\frac{S_P}{S}",
-            sp.Max(1 - saturation, phi / (phi + saturation * (1 - phi))),
-            "1",
-            "Largest share of the multiprocessors that prefill can have without loss of throughput.",
-            (phi, saturation),
-            regular=sp.Max(1 - saturation, Ratio(phi, phi + saturation * (1 - phi))),
-            code_symbol="S_P/S",
-            conventions=(Convention(sp.Eq(phi, 0) & sp.Eq(saturation, 0), "phi = saturation = 0 (no work): 1"),),
-        ),
-        ClosedForm(
-            "decode_sm_share",
-            r"\frac{S_D}{S}",
-            saturation * t_step / itl_max,
-            "1",
-            "Smallest share of the multiprocessors whose decode steps keep an objective (DuetServe).",
-            (saturation, t_step, itl_max),
-            code_symbol="S_D/S",
-            note="Above `saturation` the objective is shorter than the step of a whole GPU: no split keeps it.",
-        ),
+        *_sm_split.FORMS,
     ),
     proofs=(
         Proof("the prefix summed over the chunks, and the loads", _prefix_summed),
@@ -421,12 +289,7 @@ D23 = Derivation(
         Proof("the gain lies between 1 and 2, and 2 is reached", _at_most_two),
         Proof("the break-even specialisation equals the gain", _break_even),
         Proof("textbook and regular forms of the overlap agree", _overlap_faces),
-        Proof("the split of a GPU reaches a bound that no split exceeds", _split_is_best),
-        Proof("at the best share decode limits: more for prefill costs throughput", _most_for_prefill),
-        Proof("the split is an overlap of min(phi, (1 - s_d)(1 - phi)) / min(phi, 1 - phi)", _split_is_an_overlap),
-        Proof("DuetServe: the share that keeps the objective", _for_the_objective),
-        Proof("DuetServe: the best number of decode steps beside a prefill is t_p/t_d", _interleaved),
-        Proof("the forms of the split agree and have the right ends", _split_faces),
+        *_sm_split.PROOFS,
     ),
     limits=(
         "omega is measured, not derived, except for the split GPU; chunks also lose to tile sizes and re-reading.",

@@ -11,8 +11,8 @@ from derivations.functions import Least, Most
 from derivations.symbols import C, Q, delta_down, delta_up, quantity, tau, time
 from derivations.units import one
 
-service = quantity("service", "R", "B/s", "rate that the accepting side guarantees", 5e9)
-sustained = quantity("sustained", r"\rho_R", "B/s", "sustained arrival rate, within the service", 4e9, (0, service))
+guaranteed = quantity("guaranteed", "R", "B/s", "rate that the accepting side guarantees", 5e9)
+sustained = quantity("sustained", r"\rho_R", "B/s", "sustained arrival rate, within the service", 4e9, (0, guaranteed))
 arrival = quantity("arrival", r"\rho", "B/s", "sustained arrival rate, whatever the service", 6e9, "nonnegative")
 burst = quantity("burst", r"\sigma", "B", "burst that arrives at once", 10e9, "nonnegative")
 latency = quantity("latency", "T", "s", "latency of the service", 2.0, "nonnegative")
@@ -20,14 +20,14 @@ burst_P = quantity("burst_P", r"\sigma_P", "B", "burst of the produced flow", 10
 burst_A = quantity("burst_A", r"\sigma_A", "B", "burst of the accepted flow", 8e9, "nonnegative")
 most_P = quantity("most_P", r"\rho_P", "B/s", "sustained produced flow, at most", 7e9, "nonnegative")
 most_A = quantity("most_A", r"\rho_A", "B/s", "sustained accepted flow, at most", 6e9, "nonnegative")
-least_P = quantity("least_P", "R_P", "B/s", "produced flow, at least", 3e9, "nonnegative")
-least_A = quantity("least_A", "R_A", "B/s", "accepted flow, at least", 4e9, "nonnegative")
+least_P = quantity("least_P", "R_P", "B/s", "produced flow, at least", 1e9, "nonnegative")
+least_A = quantity("least_A", "R_A", "B/s", "accepted flow, at least", 1e9, "nonnegative")
 lam_worker = quantity("lam_worker", r"\lambda_w", "req/s", "arrival rate at one worker", 0.5, "nonnegative")
 spread = quantity("spread", r"c_S^2", "1", "squared coefficient of variation of the set-up time", 0.25, "nonnegative")
 
 # Positive symbols for the proofs.
 s, b, r, R, T, t, e, y = sp.symbols("s sigma rho R T tau e y", positive=True)
-line = {burst: b, sustained: r, service: R, latency: T, arrival: r, tau: t}
+line = {burst: b, sustained: r, guaranteed: R, latency: T, arrival: r, tau: t}
 slow, fast = {R: r + e}, {r: R + e}  # the arrival rate below the service, and above it
 
 
@@ -190,8 +190,8 @@ D19 = Derivation(
             "The backlog is at most the largest gap of arrival and service curve, for a latency T at",
             burst + sustained * latency,
         ),
-        Step("the delay at most their largest horizontal distance", latency + burst / service),
-        Step("A rate that joins tau after the onset leaves the gap growing up to then", (arrival - service) * time),
+        Step("the delay at most their largest horizontal distance", latency + burst / guaranteed),
+        Step("A rate that joins tau after the onset leaves the gap growing up to then", (arrival - guaranteed) * time),
         Step(
             "Both boundaries: the netput rises by the first and falls by the second bracket at most",
             bracket_up + bracket_down,
@@ -214,19 +214,19 @@ D19 = Derivation(
         ClosedForm(
             "envelope_delay",
             r"W_{\max}",
-            latency + burst / service,
+            latency + burst / guaranteed,
             "s",
             "Largest delay of arrivals within a burst and a rate that the service covers.",
-            (burst, service, latency),
+            (burst, guaranteed, latency),
             code_symbol="W_max",
         ),
         ClosedForm(
             "late_rate_capacity",
             r"C^\ast",
-            burst + sp.Max(0, arrival - service) * tau,
+            burst + sp.Max(0, arrival - guaranteed) * tau,
             "B",
             "Buffer that is enough when the missing service joins a lead time after the onset of the backlog.",
-            (burst, arrival, service, tau),
+            (burst, arrival, guaranteed, tau),
             code_symbol="C_min",
         ),
         ClosedForm(

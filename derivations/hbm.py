@@ -20,7 +20,7 @@ kv_free = quantity("kv_free", "F_D", "B/GPU", "KV space of a decode GPU that is 
 dram = quantity("dram", "M", "B/GPU", "host DRAM for KV, per prefill GPU", 1e11, "nonnegative")
 C_gpu = quantity("C_gpu", "C", "B/GPU", "capacity that is wanted, per prefill GPU", 4e11)
 W_experts = quantity("W_experts", r"W_{\mathrm{exp}}", "B/GPU", "expert weights of the whole model", 7.29e11)
-room = quantity("room", "R", "B/GPU", "HBM that is left for expert weights, per GPU", 5e10)
+room = quantity("room", "R", "B/GPU", "HBM per GPU that C and all but the experts leave", 5e10)
 
 own = sp.Max(0, H - W - A_P - kv_prefill)
 per_gpu = own + (1 - phi) / phi * kv_free + dram
@@ -156,8 +156,7 @@ D32 = Derivation(
         ),
         Step("Where a capacity C is wanted and decode has nothing to spare, DRAM must hold", sp.Max(0, C_gpu - own)),
         Step(
-            "or the experts are spread over w GPUs: with W = W_dense + W_exp/w the room R = H - W_dense - A_P - K_P - C "
-            "must hold",
+            "or the experts are spread over w GPUs, so that the room that C and all else leave holds their share",
             sp.Le(W_experts / sp.Symbol("w", positive=True), room),
             False,
         ),

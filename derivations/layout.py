@@ -12,6 +12,7 @@ from sympy.printing.pretty.stringpict import prettyForm
 from sympy.printing.str import StrPrinter
 
 from derivations.symbols import QUANTITIES, latex_names
+from derivations.units import ones_away
 
 # --- names ------------------------------------------------------------------------------------------------------------
 
@@ -56,15 +57,21 @@ def name(symbol: Any) -> str:
 
 
 def in_words(words: str, render: Callable[[str], str], math: Callable[[str], str]) -> str:
-    """Running text in which the code names of symbols (those that are no English words) become symbols."""
-    known = {"isl": "I", "osl": "O"}
-    for symbol, about in QUANTITIES.items():
-        if symbol.name in greek_unicode or symbol.name == "lam" or set(symbol.name) & set("_0123456789"):
-            known[symbol.name] = about.latex
-    longer = "|".join(sorted(known, key=len, reverse=True))
+    """Running text in which code names that are no English words, Greek names and letters like p_up become symbols."""
+    known = {"isl": "I", "osl": "O", "lam": r"\lambda"} | {greek: rf"\{greek}" for greek in greek_unicode}
+    known |= {s.name: about.latex for s, about in QUANTITIES.items() if set(s.name) & set("_0123456789")}
+    known |= {s.name: about.latex for s, about in QUANTITIES.items() if s.name in greek_unicode}
     known |= {letter: letter for letter in "BCHLNPQUW"}  # alone: GB/s and P/D are no symbols
-    pieces = re.split(rf"(?<![\w-])((?:{longer})(?![\w(-])|(?<!/)[BCHLNPQUW](?![\w(/-]))", words)
-    return "".join(math(known[p]) if number % 2 else render(p) for number, p in enumerate(pieces))
+    longer = "|".join(sorted((n for n in known if len(n) > 1), key=len, reverse=True))
+    found = rf"(?<![\w-])((?:{longer}|[A-Za-z]_[A-Za-z]+)(?![\w(-])|(?<!/)[BCHLNPQUW](?![\w(/-]))"
+    pieces = re.split(found, words)
+    return "".join(math(known.get(p) or _indexed(p)) if n % 2 else render(p) for n, p in enumerate(pieces))
+
+
+def _indexed(word: str) -> str:
+    """`p_up` in LaTeX; a longer index is upright."""
+    head, _, index = word.partition("_")
+    return f"{head}_{index}" if len(index) == 1 else rf"{head}_{{\mathrm{{{index}}}}}"
 
 
 # --- printers ---------------------------------------------------------------------------------------------------------
@@ -116,9 +123,19 @@ class _Pretty(JoinedRoots, PrettyPrinter):
         return self._helper_print_function(expr.func, expr.args, func_name="min")
 
 
+def raised(words: str) -> str:
+    """Whole powers in running text as raised digits."""
+    return re.sub(r"\^(\d+)", lambda m: _above(m[1]), words)
+
+
 def pretty(expr: Any, columns: int) -> str:
     """Two-dimensional Unicode for a terminal."""
-    return _Pretty({"use_unicode": True, "num_columns": columns}).doprint(expr)
+    return _Pretty({"use_unicode": True, "num_columns": columns}).doprint(_bare(expr))
+
+
+def _bare(expr: Any) -> Any:
+    """`expr` without the ones that carry a unit."""
+    return ones_away(expr) if isinstance(expr, sp.Basic) and "one[" in str(expr.free_symbols) else expr
 
 
 def beside(left: str, expr: Any, columns: int) -> str:
@@ -133,9 +150,13 @@ def beside(left: str, expr: Any, columns: int) -> str:
 
 def latex(expr: Any) -> str:
     """SymPy's LaTeX with the theory's symbols; text as it is."""
-    return expr if isinstance(expr, str) else _Latex({"symbol_names": latex_names()}).doprint(expr)
+    return (
+        expr
+        if isinstance(expr, str)
+        else _Latex({"symbol_names": latex_names(), "ln_notation": True}).doprint(_bare(expr))
+    )
 
 
 def text(expr: Any) -> str:
     """Plain text with the code names."""
-    return _Text().doprint(expr)
+    return _Text().doprint(_bare(expr))

@@ -8,7 +8,7 @@ from typing import Any
 import sympy as sp
 
 from derivations.core import TAGS, CheckResult, ClosedForm, Derivation
-from derivations.layout import beside, in_words, latex, name, pretty, readable
+from derivations.layout import beside, in_words, latex, name, pretty, raised, readable
 from derivations.symbols import QUANTITIES, Quantity
 
 WIDTH = 100
@@ -53,7 +53,7 @@ def by_source(results: tuple[CheckResult, ...]) -> dict[str, list[CheckResult]]:
 
 
 def _plain(words: str) -> str:
-    return in_words(words, str, lambda m: readable(m) or m)
+    return in_words(raised(words), str, lambda m: readable(m) or m)
 
 
 def _fill(text: str, first: str = "  ") -> str:
@@ -81,7 +81,7 @@ def as_text(d: Derivation) -> str:
         lines += [] if step.equation is None else _shown(step.equation)
     lines += ["", "Results"] if d.forms else []
     for form in d.forms:
-        lines += [_fill(form.words, f"  {form.name} [{form.shown or form.unit}]: "), *_result(form)]
+        lines += [_fill(form.words, f"  {form.name} [{raised(form.shown or form.unit)}]: "), *_result(form)]
         for symbol, expr in form.where:
             lines += ["      with", *_shown(sp.Eq(symbol, expr, evaluate=False))]
         lines += [_fill(c.words, "      At the edge: ") for c in form.conventions]
@@ -95,7 +95,7 @@ def as_text(d: Derivation) -> str:
 
 
 def _symbol_rows(d: Derivation) -> list[str]:
-    rows = [(name(q.symbol), q.symbol.name, f"[{q.shown}]", f"{q.words}, {q.range_words}") for q in used(d)]
+    rows = [(name(q.symbol), q.symbol.name, f"[{raised(q.shown)}]", f"{q.words}, {q.range_words}") for q in used(d)]
     wide = [max(len(row[i]) for row in rows) for i in range(3)] if rows else []
     return [
         textwrap.fill(
@@ -125,6 +125,7 @@ def _figure_rows(results: tuple[CheckResult, ...]) -> list[str]:
 def escaped(text: str) -> str:
     """Plain words for LaTeX."""
     text = re.sub(r"([&%$#_{}])", r"\\\1", text.replace("\\", r"\textbackslash "))
+    text = re.sub(r"\^(\d+)", r"\\textsuperscript{\1}", text)
     signs = {
         "^": r"\^{}",
         "~": r"\~{}",

@@ -8,7 +8,7 @@ from derivations.core import ClosedForm, Derivation, Proof, Published, Step
 from derivations.symbols import kappa_store, nic, quantity, r_0, r_P, s_0
 
 prefix = quantity(
-    "prefix", "x", "tok/req", "length of the prefix whose KV lies elsewhere", 8192.0, "nonnegative", shown="tok"
+    "prefix_len", "x", "tok/req", "length of the prefix whose KV lies elsewhere", 8192.0, "nonnegative", shown="tok"
 )
 
 compute = prefix / r_0 + prefix**2 / s_0

@@ -231,7 +231,7 @@ def expert_width(*, W_experts: Scalar, room: Scalar) -> Array:
 
     Args:
         W_experts: expert weights of the whole model [B/GPU], > 0.
-        room: HBM that is left for expert weights, per GPU [B/GPU], > 0.
+        room: HBM per GPU that C and all but the experts leave [B/GPU], > 0.
 
     Returns:
         An array of the broadcast shape of the arguments [1].

@@ -17,7 +17,7 @@ def envelope_backlog(*, burst: Scalar, sustained: Scalar, latency: Scalar) -> Ar
 
     Args:
         burst: burst that arrives at once [B], >= 0.
-        sustained: sustained arrival rate, within the service [B/s], 0 to service.
+        sustained: sustained arrival rate, within the service [B/s], 0 to guaranteed.
         latency: latency of the service [s], >= 0.
 
     Returns:
@@ -35,14 +35,14 @@ def envelope_backlog(*, burst: Scalar, sustained: Scalar, latency: Scalar) -> Ar
     return burst + latency * sustained
 
 
-def envelope_delay(*, burst: Scalar, service: Scalar, latency: Scalar) -> Array:
+def envelope_delay(*, burst: Scalar, guaranteed: Scalar, latency: Scalar) -> Array:
     """Largest delay of arrivals within a burst and a rate that the service covers.
 
-        W_max = burst/service + latency
+        W_max = burst/guaranteed + latency
 
     Args:
         burst: burst that arrives at once [B], >= 0.
-        service: rate that the accepting side guarantees [B/s], > 0.
+        guaranteed: rate that the accepting side guarantees [B/s], > 0.
         latency: latency of the service [s], >= 0.
 
     Returns:
@@ -56,19 +56,19 @@ def envelope_delay(*, burst: Scalar, service: Scalar, latency: Scalar) -> Array:
     Source: D19, theory, sections 4.B to 4.D; Welch (1964); Kruk et al. (2007); Cassandras et al. (2002); proved
         again.
     """
-    burst, service, latency = map(jnp.asarray, (burst, service, latency))
-    return burst / service + latency
+    burst, guaranteed, latency = map(jnp.asarray, (burst, guaranteed, latency))
+    return burst / guaranteed + latency
 
 
-def late_rate_capacity(*, burst: Scalar, arrival: Scalar, service: Scalar, tau: Scalar) -> Array:
+def late_rate_capacity(*, burst: Scalar, arrival: Scalar, guaranteed: Scalar, tau: Scalar) -> Array:
     """Buffer that is enough when the missing service joins a lead time after the onset of the backlog.
 
-        C_min = burst + tau*Max(0, arrival - service)
+        C_min = burst + tau*Max(0, arrival - guaranteed)
 
     Args:
         burst: burst that arrives at once [B], >= 0.
         arrival: sustained arrival rate, whatever the service [B/s], >= 0.
-        service: rate that the accepting side guarantees [B/s], > 0.
+        guaranteed: rate that the accepting side guarantees [B/s], > 0.
         tau: lead time: detect, decide, cold start [s], >= 0.
 
     Returns:
@@ -82,8 +82,8 @@ def late_rate_capacity(*, burst: Scalar, arrival: Scalar, service: Scalar, tau: 
     Source: D19, theory, sections 4.B to 4.D; Welch (1964); Kruk et al. (2007); Cassandras et al. (2002); proved
         again.
     """
-    burst, arrival, service, tau = map(jnp.asarray, (burst, arrival, service, tau))
-    return burst + tau * positive_part(arrival - service)
+    burst, arrival, guaranteed, tau = map(jnp.asarray, (burst, arrival, guaranteed, tau))
+    return burst + tau * positive_part(arrival - guaranteed)
 
 
 def two_sided_capacity(*, burst_P: Scalar, most_P: Scalar, least_A: Scalar, burst_A: Scalar, most_A: Scalar, least_P: Scalar, tau: Scalar) -> Array:

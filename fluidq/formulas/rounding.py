@@ -13,7 +13,7 @@ from fluidq._numerics import Scalar, least, most, positive_part, ratio
 def split_efficiency(*, n_P: Scalar, n_D: Scalar, N: Scalar, phi: Scalar) -> Array:
     """Throughput of a plan as a share of that of N GPUs split at phi exactly.
 
-        efficiency = Min(n_D/(N*(1 - phi)), n_P/(N*phi))
+        efficiency = Min(n_D*phi, n_P*(1 - phi))/(N*phi*(1 - phi))
 
     Args:
         n_P: GPUs in the prefill pool [GPU], >= 0.
@@ -187,16 +187,15 @@ def planned_prefill_workers(*, lam: Scalar, isl: Scalar, r_P: Scalar, g_P: Scala
     return jnp.ceil(isl * lam / (g_P * r_P))
 
 
-def planned_decode_workers(*, lam: Scalar, osl: Scalar, B: Scalar, t_step: Scalar, g_D: Scalar) -> Array:
-    """Decode workers of a planner that rounds the load up; B / t_step is the best rate within the objective.
+def planned_decode_workers(*, lam: Scalar, osl: Scalar, rate: Scalar, g_D: Scalar) -> Array:
+    """Decode workers of a planner that rounds the load up; rate is the best decode rate within the objective.
 
-        workers = ceiling(lam*osl*t_step/(B*g_D))
+        workers = ceiling(lam*osl/(g_D*rate))
 
     Args:
         lam: arrival rate [req/s], >= 0.
         osl: mean output length [tok], >= 0.
-        B: decode batch per GPU [seq/GPU], > 0.
-        t_step: decode step time [s], > 0.
+        rate: tokens per second and GPU in one phase [tok/s/GPU], > 0.
         g_D: GPUs per decode worker [GPU], > 0.
 
     Returns:
@@ -208,8 +207,8 @@ def planned_decode_workers(*, lam: Scalar, osl: Scalar, B: Scalar, t_step: Scala
     Note: Piecewise constant: the gradient is 0.
     Source: D08, theory, group 2: ours; planner: NVIDIA Dynamo planner documents.
     """
-    lam, osl, B, t_step, g_D = map(jnp.asarray, (lam, osl, B, t_step, g_D))
-    return jnp.ceil(lam * osl * t_step / (B * g_D))
+    lam, osl, rate, g_D = map(jnp.asarray, (lam, osl, rate, g_D))
+    return jnp.ceil(lam * osl / (g_D * rate))
 
 
 def planner_gap(*, N: Scalar, phi: Scalar, g_P: Scalar, g_D: Scalar) -> Array:
@@ -280,7 +279,7 @@ def planned_prefill_rate(*, r_P: Scalar, isl: Scalar, g_P: Scalar, prompt_time: 
 def missplit_efficiency(*, phi: Scalar, phi_opt: Scalar) -> Array:
     """Throughput of a fleet split at phi as a share of that at the split which the mix needs.
 
-        efficiency = Min(phi/phi_opt, (1 - phi)/(1 - phi_opt))
+        efficiency = Min(phi*(1 - phi_opt), phi_opt*(1 - phi))/(phi_opt*(1 - phi_opt))
 
     Args:
         phi: prefill share of the GPUs [1], 0 to 1.
@@ -297,14 +296,14 @@ def missplit_efficiency(*, phi: Scalar, phi_opt: Scalar) -> Array:
     return jnp.where(((phi == 0) & (phi_opt == 0)) | ((phi == 1) & (phi_opt == 1)), 1, least(ratio(phi, phi_opt, jnp.inf), ratio(1 - phi, 1 - phi_opt, jnp.inf)))
 
 
-def minimax_split(*, phi_low: Scalar, phi_high: Scalar) -> Array:
-    """Split whose worst efficiency over mixes that need phi_low to phi_high is largest.
+def minimax_split(*, phi_low: Scalar, phi_range: Scalar) -> Array:
+    """Split whose worst efficiency over mixes that need phi_low to phi_low + phi_range is largest.
 
-        phi = phi_high/(phi_high + 1 - phi_low)
+        phi = (phi_low + phi_range)/(phi_range + 1)
 
     Args:
-        phi_low: smallest prefill share that the mixes need [1], 0 to phi_high.
-        phi_high: largest prefill share that the mixes need [1], 0 to 1.
+        phi_low: smallest prefill share that the mixes need [1], 0 to 1.
+        phi_range: largest less smallest prefill share that the mixes need [1], 0 to 1.
 
     Returns:
         An array of the broadcast shape of the arguments [1].
@@ -312,18 +311,17 @@ def minimax_split(*, phi_low: Scalar, phi_high: Scalar) -> Array:
     Assumes: those of D01; the split stays; the mix moves, known by its interval or its law.
     Source: D09, theory, group 2.
     """
-    phi_low, phi_high = map(jnp.asarray, (phi_low, phi_high))
-    return ratio(phi_high, phi_high + 1 - phi_low)
+    phi_low, phi_range = map(jnp.asarray, (phi_low, phi_range))
+    return (phi_low + phi_range) / (phi_range + 1)
 
 
-def minimax_efficiency(*, phi_low: Scalar, phi_high: Scalar) -> Array:
+def minimax_efficiency(*, phi_range: Scalar) -> Array:
     """Worst efficiency of the minimax split.
 
-        efficiency = 1/(phi_high + 1 - phi_low)
+        efficiency = 1/(phi_range + 1)
 
     Args:
-        phi_low: smallest prefill share that the mixes need [1], 0 to phi_high.
-        phi_high: largest prefill share that the mixes need [1], 0 to 1.
+        phi_range: largest less smallest prefill share that the mixes need [1], 0 to 1.
 
     Returns:
         An array of the broadcast shape of the arguments [1].
@@ -331,14 +329,14 @@ def minimax_efficiency(*, phi_low: Scalar, phi_high: Scalar) -> Array:
     Assumes: those of D01; the split stays; the mix moves, known by its interval or its law.
     Source: D09, theory, group 2.
     """
-    phi_low, phi_high = map(jnp.asarray, (phi_low, phi_high))
-    return ratio(1, phi_high + 1 - phi_low)
+    phi_range = jnp.asarray(phi_range)
+    return 1 / (phi_range + 1)
 
 
-def pool_throughput(*, n_P: Scalar, n_D: Scalar, t_P: Scalar, t_D: Scalar) -> Array:
+def two_pool_throughput(*, n_P: Scalar, n_D: Scalar, t_P: Scalar, t_D: Scalar) -> Array:
     """Requests per second of two pools with given works per request.
 
-        X = Min(n_D/t_D, n_P/t_P)
+        X = Min(n_D*t_P, n_P*t_D)/(t_D*t_P)
 
     Args:
         n_P: GPUs in the prefill pool [GPU], >= 0.
@@ -464,6 +462,7 @@ def schedule_capacity(*, delta_up: Scalar, delta_down: Scalar, period: Scalar) -
     Assumes: both plans use all N GPUs, one has too many prefill GPUs and one too few; tau is a pure delay: a GPU
         serves its old role until the switch lands (but see dead_time); a relay: switch when the level meets the
         upper, and back at the lower threshold (D17).
+    Edge: delta_up = delta_down = 0 (nothing to balance): 0; the gradient is 0 there.
     Source: D11, theory, group 2: ours.
     """
     delta_up, delta_down, period = map(jnp.asarray, (delta_up, delta_down, period))

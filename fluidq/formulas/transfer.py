@@ -30,14 +30,14 @@ def crossover_nic(*, r_P: Scalar, kappa_store: Scalar) -> Array:
     return kappa_store * r_P
 
 
-def crossover_nic_quadratic(*, kappa_store: Scalar, prefix: Scalar, r_0: Scalar, s_0: Scalar) -> Array:
+def crossover_nic_quadratic(*, kappa_store: Scalar, prefix_len: Scalar, r_0: Scalar, s_0: Scalar) -> Array:
     """Bandwidth above which moving the KV of a prefix is faster than computing it, with quadratic attention.
 
-        b_min = kappa_store/(prefix/s_0 + 1/r_0)
+        b_min = kappa_store/(prefix_len/s_0 + 1/r_0)
 
     Args:
         kappa_store: resident KV bytes per token [B/tok], > 0.
-        prefix: length of the prefix whose KV lies elsewhere [tok], >= 0.
+        prefix_len: length of the prefix whose KV lies elsewhere [tok], >= 0.
         r_0: prefill throughput per GPU without attention [tok/s/GPU], > 0.
         s_0: squared prompt length that attention takes a GPU per second [tok^2/s/req/GPU], > 0.
 
@@ -48,17 +48,17 @@ def crossover_nic_quadratic(*, kappa_store: Scalar, prefix: Scalar, r_0: Scalar,
         bytes of KV; prefill takes 1/r_P per token, or 1/r_0 and attention to all earlier tokens besides.
     Source: D13, theory, group 3; the mixed optimum is ours.
     """
-    kappa_store, prefix, r_0, s_0 = map(jnp.asarray, (kappa_store, prefix, r_0, s_0))
-    return kappa_store / (prefix / s_0 + 1 / r_0)
+    kappa_store, prefix_len, r_0, s_0 = map(jnp.asarray, (kappa_store, prefix_len, r_0, s_0))
+    return kappa_store / (prefix_len / s_0 + 1 / r_0)
 
 
-def transfer_saving(*, prefix: Scalar, kappa_store: Scalar, nic: Scalar, r_0: Scalar, s_0: Scalar) -> Array:
+def transfer_saving(*, prefix_len: Scalar, kappa_store: Scalar, nic: Scalar, r_0: Scalar, s_0: Scalar) -> Array:
     """Time that moving a prefix saves against computing it; negative where computing is faster.
 
-        saving = prefix**2/s_0 + prefix/r_0 - kappa_store*prefix/nic
+        saving = prefix_len**2/s_0 + prefix_len/r_0 - kappa_store*prefix_len/nic
 
     Args:
-        prefix: length of the prefix whose KV lies elsewhere [tok], >= 0.
+        prefix_len: length of the prefix whose KV lies elsewhere [tok], >= 0.
         kappa_store: resident KV bytes per token [B/tok], > 0.
         nic: NIC bandwidth per GPU, each way [B/s/GPU], > 0.
         r_0: prefill throughput per GPU without attention [tok/s/GPU], > 0.
@@ -71,8 +71,8 @@ def transfer_saving(*, prefix: Scalar, kappa_store: Scalar, nic: Scalar, r_0: Sc
         bytes of KV; prefill takes 1/r_P per token, or 1/r_0 and attention to all earlier tokens besides.
     Source: D13, theory, group 3; the mixed optimum is ours.
     """
-    prefix, kappa_store, nic, r_0, s_0 = map(jnp.asarray, (prefix, kappa_store, nic, r_0, s_0))
-    return prefix**2 / s_0 + prefix / r_0 - kappa_store * prefix / nic
+    prefix_len, kappa_store, nic, r_0, s_0 = map(jnp.asarray, (prefix_len, kappa_store, nic, r_0, s_0))
+    return prefix_len**2 / s_0 + prefix_len / r_0 - kappa_store * prefix_len / nic
 
 
 def crossover_prefix(*, kappa_store: Scalar, nic: Scalar, r_0: Scalar, s_0: Scalar) -> Array:
