@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from derivations import derivation, to_jax, to_latex
-from derivations.core import CheckResult, DerivationError, topics
+from derivations.core import CheckResult, topics
 from derivations.coverage import CHECKS, by_number, missing
 from derivations.proving import Verdict, judge_all
-from derivations.show import as_latex, as_text, check_line
+from derivations.show import as_latex, as_text, check_line, figure_rows
 
 ROOT = Path(__file__).parents[1]
 
@@ -77,7 +77,7 @@ def table(verdicts: Sequence[Verdict], elapsed: float | None = None) -> str:
     proved, cached = sum(v.proved for v in verdicts), sum(v.cached for v in verdicts)
     time_spent = sum(v.seconds for v in verdicts) if elapsed is None else elapsed
     lines.append("")
-    lines += _not_hit([c for c in checks if c.verdict == "miss" or not c.as_declared])
+    lines += _missed(checks)
     lines += [f"{v.derivation.id} NOT PROVED: {failure}" for v in verdicts for failure in v.failures]
     lines += [
         _totals(checks),
@@ -86,12 +86,12 @@ def table(verdicts: Sequence[Verdict], elapsed: float | None = None) -> str:
     return "\n".join(lines)
 
 
-def _not_hit(checks: Sequence[CheckResult]) -> list[str]:
-    """A line for each figure that is no hit, with the reason, or that came out otherwise than declared."""
+def _missed(checks: Sequence[CheckResult]) -> list[str]:
+    """A line for each figure that is missed, with the reason, or that came out otherwise than declared."""
     return [
         ("" if c.as_declared else f"UNEXPECTED (declared {c.check.expected}): ") + check_line(c)
         for c in checks
-        if c.verdict != "hit" or not c.as_declared
+        if c.verdict == "miss" or not c.as_declared
     ]
 
 
@@ -105,21 +105,22 @@ def _totals(checks: Sequence[CheckResult]) -> str:
 
 
 def published_table(verdicts: Sequence[Verdict]) -> str:
-    """One line for each published check of the theory, then one for each figure that is no hit."""
+    """One line for each published check of the theory, then the figures that are no hits."""
     checks = [c for v in verdicts for c in v.checks]
     found = by_number(checks)
-    width = max(map(len, CHECKS.values()))
-    lines = [f"{'id':<4} {'check':<{width}} {'figures':<24} largest error"]
+    wide, width = max(map(len, [*CHECKS, *found])), max(map(len, CHECKS.values()))
+    lines = [f"{'id':<{wide}} {'check':<{width}} {'figures':<24} largest error"]
     for number in [*CHECKS, *(n for n in found if n not in CHECKS)]:
         about = found.get(number)
         words = CHECKS.get(number, "our own figures")
         if about is None:
-            lines.append(f"{number:<4} {words:<{width}} none")
+            lines.append(f"{number:<{wide}} {words:<{width}} none")
             continue
         said = ", ".join(f"{about[k]} {k}" for k in ("hit", "miss", "soft") if about[k])
         said += "" if about["as_declared"] else ", UNEXPECTED"
-        lines.append(f"{number:<4} {words:<{width}} {said:<24} {about['worst_error']:+.3%} ({about['worst']})")
-    return "\n".join([*lines, "", *_not_hit(checks), _totals(checks)])
+        lines.append(f"{number:<{wide}} {words:<{width}} {said:<24} {about['worst_error']:+.3%} ({about['worst']})")
+    rest = [c for c in checks if c.verdict != "hit" or not c.as_declared]
+    return "\n".join([*lines, "", "Not hit", *figure_rows(rest), "", _totals(checks)])
 
 
 def as_data(verdicts: Sequence[Verdict], published: bool, elapsed: float) -> Any:

@@ -120,7 +120,7 @@ FORMS = (
         "s",
         "Mean time to first token of tensor parallelism that speeds a prompt up by K; load is R D / K.",
         (load, service, speedup),
-        regular=service / speedup * (1 + Ratio(load, 2 * (1 - load), oo)),
+        regular=Ratio(service * (2 - load), 2 * speedup * (1 - load), oo),
         code_symbol="TTFT",
         conventions=(Convention(FULL, "load = 1: inf"),),
     ),

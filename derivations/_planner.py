@@ -42,8 +42,8 @@ def _gap(d: Derivation) -> list[Any]:
     """Pools phi N + e_P and (1 - phi) N + e_D, with e below a worker: how far the share is from phi."""
     e_P, e_D = g_P * x / (1 + x), g_D * y / (1 + y)
     share = (phi * N + e_P) / (N + e_P + e_D)
-    off = sp.factor((share - phi).subs(INSIDE))
-    up, down = (sp.factor(g.subs(INSIDE)) for g in (gap_up, gap_down))
+    off: Any = sp.factor((share - phi).subs(INSIDE))
+    up, down = gap_up.subs(INSIDE), gap_down.subs(INSIDE)
     most = d.formula("planner_gap")
     reached = [sp.limit(sp.limit(off, y, 0), x, oo) - up, sp.limit(sp.limit(off, x, 0), y, oo) + down]
     return [

@@ -6,7 +6,7 @@ import sympy as sp
 
 from derivations._cases import decided, nonnegative
 from derivations.batches import itl_max
-from derivations.core import ClosedForm, Convention, Derivation, Proof
+from derivations.core import ClosedForm, Derivation, Proof
 from derivations.functions import Ratio
 from derivations.symbols import phi, quantity, t_step
 
@@ -137,9 +137,11 @@ FORMS = (
         "1",
         "Largest share of the multiprocessors that prefill can have without loss of throughput.",
         (phi, saturation),
-        regular=sp.Max(1 - saturation, Ratio(phi, phi + saturation * (1 - phi))),
+        regular=sp.Piecewise(
+            (1 - saturation, phi <= (1 - saturation) * (1 - phi)),
+            (Ratio(phi, phi + saturation * (1 - phi)), True),
+        ),
         code_symbol="S_P/S",
-        conventions=(Convention(sp.Eq(phi, 0) & sp.Eq(saturation, 0), "phi = saturation = 0 (no work): 1"),),
     ),
     ClosedForm(
         "decode_sm_share",

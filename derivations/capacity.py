@@ -134,7 +134,12 @@ def _uniform(d: Derivation) -> list[Any]:
     tail = 1 - C / swing_max
     integral = sp.integrate((x - C) / swing_max, (x, C, swing_max))
     found = _optimum(d, "capacity_of_uniform_swings", swing_max * tail**2 / 2, tail)
-    return [sp.simplify(integral - swing_max * tail**2 / 2), *found]
+    faces = d.formula("capacity_of_uniform_swings") - d.regular("capacity_of_uniform_swings")
+    return [
+        sp.simplify(integral - swing_max * tail**2 / 2),
+        *found,
+        *(sp.simplify(faces.subs(case)) for case in (PAYS, NEVER, JUST)),
+    ]
 
 
 def _paid(d: Derivation) -> list[Any]:
@@ -284,6 +289,7 @@ D30 = Derivation(
             "B",
             "Capacity of least cost for swings that are uniform between 0 and a largest one.",
             (swing_max, rent, price_lost, shock_rate),
+            regular=swing_max * sp.Max(0, worth - rent) / sp.Max(rent, worth),  # exactly flat below the corner
             code_symbol="C_best",
         ),
         ClosedForm(

@@ -125,10 +125,7 @@ def _linear_program(d: Derivation) -> list[Any]:
             ((1 - u) * b1 + (1 - v) * b2).subs(at, simultaneous=True),
         ]
         found += [*(nonnegative(w) for w in inside), *(sp.simplify(row - here) for row in rows)]
-        reduced = [sp.factor((m * a - (1 - m) * b).subs(at, simultaneous=True)) for a, b in ((a1, b1), (a2, b2))]
-        found += [nonnegative(reduced[0]), nonnegative(-reduced[1])]
-        value_of_dual = (1 - m) * (b1 + b2) + m * a1 - (1 - m) * b1
-        found += [sp.simplify(value_of_dual.subs(at, simultaneous=True) - here), dual.has(sp.Max)]
+        found.append(sp.simplify(decided(dual.subs(at, simultaneous=True)) - here))
     return found
 
 

@@ -96,13 +96,15 @@ def _routh(d: Derivation) -> list[Any]:
     for order in (1, 2, 3):
         coefficients = sp.Poly(sp.expand(s * (1 + s / order) ** order + x), s).all_coeffs()
         n = len(coefficients) - 1
-        hurwitz = sp.Matrix(n, n, lambda i, j, c=coefficients, n=n: c[2 * j - i + 1] if 0 <= 2 * j - i + 1 <= n else 0)
+        hurwitz: Any = sp.Matrix(
+            n, n, lambda i, j, c=coefficients, n=n: c[2 * j - i + 1] if 0 <= 2 * j - i + 1 <= n else 0
+        )
         minors = [sp.factor(hurwitz[:m, :m].det()) for m in range(1, n + 1)]
-        limit = d.formula("erlang_gain_limit").subs(stages, order)
+        limit: Any = d.formula("erlang_gain_limit").subs(stages, order)
         inside = {x: limit / (1 + y)} if limit.is_finite else {}
         found += [sp.simplify(m.subs(inside)).is_positive for m in minors]
         if limit.is_finite:
-            found += [min(sp.simplify(m.subs(x, limit)) for m in minors), limit.is_positive]
+            found += [sp.Min(*(sp.simplify(m.subs(x, limit)) for m in minors)), limit.is_positive]
     return found
 
 
@@ -228,8 +230,10 @@ D18 = Derivation(
     ),
     steps=(
         Step("Solutions exp(s t) need s + g exp(-s tau) = 0, so s = W_j(-g tau)/tau with Lambert's W."),
-        Step("For a small gain all roots are on the left. On the axis, s = i w, the size gives w = g and the phase"),
-        Step("", sp.Eq(gain * tau, sp.pi / 2)),
+        Step(
+            "For a small gain all roots are on the left. On the axis, s = i w, the size gives w = g and the phase",
+            sp.Eq(gain * tau, sp.pi / 2),
+        ),
         Step("There, and at every later crossing, a pair moves to the right as g grows: it never comes back."),
         Step("A real root, hence no oscillation, needs", sp.Le(gain * tau, sp.exp(-1))),
         Step(

@@ -22,6 +22,16 @@ C_gpu = quantity("C_gpu", "C", "B/GPU", "capacity that is wanted, per prefill GP
 W_experts = quantity("W_experts", r"W_{\mathrm{exp}}", "B/GPU", "expert weights of the whole model", 7.29e11)
 room = quantity("room", "R", "B/GPU", "HBM per GPU that C and all but the experts leave", 5e10)
 
+latent_layers = quantity(
+    "latent_layers", r"\ell", "1", "layers that keep a latent vector per token", 78.0, integer=True
+)
+latent_width = quantity(
+    "latent_width", "w", "1", "numbers of a latent vector, rotary part included", 576.0, integer=True
+)
+index_layers = quantity("index_layers", r"\ell_i", "1", "layers with an index key", 19.0, "nonnegative", integer=True)
+index_width = quantity("index_width", "w_i", "1", "numbers of an index key", 128.0, integer=True)
+number_bytes = quantity("number_bytes", "e", "B/tok", "bytes per number", 2.0, shown="B")
+
 own = sp.Max(0, H - W - A_P - kv_prefill)
 per_gpu = own + (1 - phi) / phi * kv_free + dram
 SYMBOLS = (H, W, A_P, kv_prefill)
@@ -110,6 +120,15 @@ def _half_a_prompt(d: Derivation) -> list[Any]:
     ]
 
 
+def _layer_by_layer(d: Derivation) -> list[Any]:
+    """The sum over the layers, of which some have an index key besides."""
+    layer = sp.Symbol("layer", integer=True)
+    latents: Any = sp.Sum(number_bytes * latent_width, (layer, 1, latent_layers)).doit()
+    keys: Any = sp.Sum(number_bytes * index_width, (layer, 1, index_layers)).doit()
+    form = d.formula("latent_kv_bytes")
+    return [sp.expand(latents + keys - form), form.subs(index_layers, 0) - number_bytes * latent_layers * latent_width]
+
+
 # --- GLM-5.2-FP8 on B200 ----------------------------------------------------------------------------------------------
 
 RESIDENT, CHECKPOINT = sp.Rational("743.7") * GB / 8, sp.Rational("755.6") * GB / 8
@@ -132,6 +151,9 @@ def _bridges(d: Derivation) -> list[Any]:
     return [bool(sp.Rational(91, 10) < longest), bool(longest < sp.Rational(96, 10))]
 
 
+MLA = {"latent_width": 512 + 64, "index_width": 128, "index_layers": 0, "number_bytes": 2}
+GLM_LAYERS = {"latent_layers": 78, "index_layers": 19}
+DRAFT = "the article's author, draft on wide expert parallelism: latent attention of 576"
 GLM = "theory, D32: B200 with 192 GB, GLM-5.2-FP8 over 8 GPUs"
 
 D32 = Derivation(
@@ -153,6 +175,10 @@ D32 = Derivation(
             "over time is half of E[I^2]/E[I] tokens, spread over the GPUs of the worker",
             sp.Eq(kv_prefill, kappa_store * isl_sq / (2 * isl * g_P)),
             False,
+        ),
+        Step(
+            "The KV of a token is, with latent attention, one vector a layer, and an index key in some of them,",
+            sp.Eq(kappa_store, number_bytes * (latent_layers * latent_width + index_layers * index_width)),
         ),
         Step("Where a capacity C is wanted and decode has nothing to spare, DRAM must hold", sp.Max(0, C_gpu - own)),
         Step(
@@ -224,6 +250,15 @@ D32 = Derivation(
             code_symbol="K_P",
             conventions=(Convention(sp.Eq(isl, 0), "isl = 0 (no prompts): 0"),),
         ),
+        ClosedForm(
+            "latent_kv_bytes",
+            r"\kappa",
+            number_bytes * (latent_layers * latent_width + index_layers * index_width),
+            "B/tok",
+            "Resident KV per token of a model with latent attention and index keys.",
+            (number_bytes, latent_layers, latent_width, index_layers, index_width),
+            code_symbol="kappa",
+        ),
     ),
     proofs=(
         Proof("what is left on a prefill GPU, by cases", _left),
@@ -231,6 +266,7 @@ D32 = Derivation(
         Proof("per prefill GPU it is the fleet's over the prefill GPUs, in both forms", _per_gpu),
         Proof("the DRAM needed is enough and not too much, in both forms", _missing),
         Proof("the width of the experts leaves exactly the wanted capacity", _wide),
+        Proof("the KV of a token is the sum over the layers", _layer_by_layer),
         Proof("the prompt in prefill holds E[I^2]/(2 E[I]) tokens in the mean", _half_a_prompt),
         Proof(
             "GLM-5.2 on B200: the article's default of 150 GB needs more than 50 GB of DRAM or wider experts",
@@ -244,14 +280,26 @@ D32 = Derivation(
         "DRAM has its own bandwidth, which is not modelled here.",
     ),
     source="theory, group 5; DistServe (2401.09670) and NIXL for the place of the stock",
-    published=tuple(
-        Published(f"D32-{name}", f"{GLM}, {words}", "D", printed, ours, inputs, sp.Rational(1, GB), "GB", rounding=half)
-        for name, words, printed, ours, inputs, half in (
-            ("resident", "resident weights per GPU", 93.0, lambda d: RESIDENT, {}, 0.05),
-            ("checkpoint", "whole checkpoint per GPU", 94.5, lambda d: CHECKPOINT, {}, 0.05),
-            ("least", "left by the checkpoint", 97.5, "prefill_side_capacity", B200 | {"W": CHECKPOINT}, 0.05),
-            ("most", "left by the resident weights", 99.0, "prefill_side_capacity", B200 | {"W": RESIDENT}, 0.5),
-        )
+    published=(
+        *(
+            Published(f"D32-{name}", f"{GLM}, {words}", "D", printed, ours, at, sp.Rational(1, GB), "GB", rounding=half)
+            for name, words, printed, ours, at, half in (
+                ("resident", "resident weights per GPU", 93.0, lambda d: RESIDENT, {}, 0.05),
+                ("checkpoint", "whole checkpoint per GPU", 94.5, lambda d: CHECKPOINT, {}, 0.05),
+                ("least", "left by the checkpoint", 97.5, "prefill_side_capacity", B200 | {"W": CHECKPOINT}, 0.05),
+                ("most", "left by the resident weights", 99.0, "prefill_side_capacity", B200 | {"W": RESIDENT}, 0.5),
+            )
+        ),
+        *(
+            Published(name, words, "P", printed, "latent_kv_bytes", MLA | at, unit="B", rounding=half)
+            for name, words, printed, at, half in (
+                ("V05", "the article's author: resident KV of GLM-5.2 in BF16, 19 indexers", 94_720.0, GLM_LAYERS, 0.5),
+                ("V05-catalogue", "inference-lab: the same with 21", 95_232.0, GLM_LAYERS | {"index_layers": 21}, 0.5),
+                ("V06-V4-Pro", f"{DRAFT}, V4-Pro in FP8", 35e3, {"latent_layers": 61, "number_bytes": 1}, 500.0),
+                ("V06-Kimi", f"{DRAFT}, Kimi in BF16", 70e3, {"latent_layers": 61}, 500.0),
+                ("V06-GLM-5.2", f"{DRAFT}, GLM-5.2 in BF16 without index keys", 90e3, {"latent_layers": 78}, 500.0),
+            )
+        ),
     ),
 )
 

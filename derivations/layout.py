@@ -18,9 +18,17 @@ from derivations.units import ones_away
 
 _SMALL = dict(zip("0123456789aehijklmnoprstuvx", "₀₁₂₃₄₅₆₇₈₉ₐₑₕᵢⱼₖₗₘₙₒₚᵣₛₜᵤᵥₓ", strict=True))
 _RAISED = dict(zip("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹", strict=True))
-_COMMANDS = {r"\uparrow": "↑", r"\downarrow": "↓", r"\ast": "*", r"\max": "max", r"\min": "min", r"\infty": "∞"}
+_GREEK: dict[str, str] = {str(name): str(letter) for name, letter in greek_unicode.items()}
+_COMMANDS: dict[str, str] = {
+    r"\uparrow": "↑",
+    r"\downarrow": "↓",
+    r"\ast": "*",
+    r"\max": "max",
+    r"\min": "min",
+    r"\infty": "∞",
+}
 _COMMANDS |= {r"\leq": "≤", r"\geq": "≥"}
-_COMMANDS |= {rf"\{name}": letter for name, letter in greek_unicode.items()}
+_COMMANDS |= {rf"\{name}": letter for name, letter in _GREEK.items()}
 _COMMANDS |= {r"\Pr": "Pr", r"\ln": "ln", r"\partial": "∂", r"\varepsilon": "ε", r"\,": "\N{NO-BREAK SPACE}"}
 _MARKS = {"bar": "\u0304", "hat": "\u0302", "tilde": "\u0303"}
 
@@ -33,7 +41,7 @@ def _below(word: str) -> str:
 
 
 def _above(word: str) -> str:
-    return word if set(word) <= {"*", "'"} else "".join(map(_RAISED.get, word)) if word.isdigit() else f"^{word}"
+    return word if set(word) <= {"*", "'"} else "".join(_RAISED[c] for c in word) if word.isdigit() else f"^{word}"
 
 
 def readable(latex: str) -> str | None:
@@ -52,15 +60,15 @@ def name(symbol: Any) -> str:
     """A symbol in Unicode: as the theory writes it, if it is declared; else its own name with small subscripts."""
     if symbol in QUANTITIES:
         return readable(QUANTITIES[symbol].latex) or symbol.name
-    head, _, tail = symbol.name.partition("_")
-    return greek_unicode.get(head, head) + (_below(greek_unicode.get(tail, tail)) if tail else "")
+    head, _, tail = str(symbol.name).partition("_")
+    return _GREEK.get(head, head) + (_below(_GREEK.get(tail, tail)) if tail else "")
 
 
 def in_words(words: str, render: Callable[[str], str], math: Callable[[str], str]) -> str:
     """Running text in which code names that are no English words, Greek names and letters like p_up become symbols."""
-    known = {"isl": "I", "osl": "O", "lam": r"\lambda"} | {greek: rf"\{greek}" for greek in greek_unicode}
+    known = {"isl": "I", "osl": "O", "lam": r"\lambda"} | {greek: rf"\{greek}" for greek in _GREEK}
     known |= {s.name: about.latex for s, about in QUANTITIES.items() if set(s.name) & set("_0123456789")}
-    known |= {s.name: about.latex for s, about in QUANTITIES.items() if s.name in greek_unicode}
+    known |= {s.name: about.latex for s, about in QUANTITIES.items() if s.name in _GREEK}
     known |= {letter: letter for letter in "BCHLNPQUW"}  # alone: GB/s and P/D are no symbols
     longer = "|".join(sorted((n for n in known if len(n) > 1), key=len, reverse=True))
     found = rf"(?<![\w-])((?:{longer}|[A-Za-z]_[A-Za-z]+)(?![\w(-])|(?<!/)[BCHLNPQUW](?![\w(/-]))"
@@ -112,7 +120,11 @@ class _Text(JoinedRoots, StrPrinter):
     pass
 
 
-class _Pretty(JoinedRoots, PrettyPrinter):
+class _Pretty(MinusLast, PrettyPrinter):
+    def _print_Mul(self, product: Any) -> Any:
+        joined = _one_root(product)
+        return super()._print_Mul(product) if joined is None else self._print(joined)
+
     def _print_Symbol(self, e: Any, bold_name: bool = False) -> Any:
         return prettyForm(name(e), binding=prettyForm.ATOM)
 
@@ -140,7 +152,7 @@ def _bare(expr: Any) -> Any:
 
 def beside(left: str, expr: Any, columns: int) -> str:
     """`expr` with `left` in front of it, next to its fraction line."""
-    form = _Pretty({"use_unicode": True, "num_columns": columns})._print(expr)
+    form: Any = _Pretty({"use_unicode": True, "num_columns": columns})._print(_bare(expr))
     lines = form.render(wrap_line=True, num_columns=columns).splitlines()
     wrapped = len(lines) != form.height()
     return "\n".join(

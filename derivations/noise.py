@@ -94,7 +94,7 @@ def _lyapunov(d: Derivation) -> list[Any]:
         M = sp.Matrix(steps + 1, steps + 1, unknown)
         W = sp.zeros(steps + 1, steps + 1)
         W[0, 0] = V
-        (solved,) = sp.linsolve(list(F * M * F.T + W - M), unknown)
+        (solved,) = tuple[Any](sp.linsolve(list(F * M * F.T + W - M), unknown))
         found.append(sp.simplify(solved[0] - _inside(d, name)))
     return found
 
@@ -155,8 +155,7 @@ D20 = Derivation(
     ),
     steps=(
         Step("The autocovariance R of the level obeys R'(s) = -g R(tau - s) for 0 <= s <= tau, hence R'' = -g^2 R."),
-        Step("Power balance: the noise brings in what the correction takes out, 2 g R(tau) = S. So R(0) is"),
-        Step("", level),
+        Step("Power balance: the noise brings in what the correction takes out, 2 g R(tau) = S. So R(0) is", level),
         Step("The command is g Q(t - tau), its variance", gain**2 * level),
         Step(
             "At a fixed delay the level is quietest at g tau = cos(g tau) = 0.7391, less than half of the "

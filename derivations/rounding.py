@@ -247,8 +247,8 @@ D08 = Derivation(
             conventions=(
                 Convention(
                     (sp.Eq(phi, 0) & sp.Eq(n_P, 0)) | (sp.Eq(phi, 1) & sp.Eq(n_D, 0)),
-                    "phi = 0 = n_P or phi = 1, n_D = 0 (one phase only): the share n_D/N or n_P/N of its pool; "
-                    "for the size of the idle pool, where it jumps,",
+                    "phi = 0 and n_P = 0, or phi = 1 and n_D = 0 (one phase only): n_D/N or n_P/N and its derivative, "
+                    "but for the size of the idle pool it jumps",
                 ),
             ),
         ),

@@ -3,6 +3,7 @@
 import html
 import re
 import textwrap
+from collections.abc import Iterable
 from typing import Any
 
 import sympy as sp
@@ -41,7 +42,7 @@ def percent(result: CheckResult) -> str:
     return "0.00%" if text in ("+0.00%", "-0.00%") else text
 
 
-def by_source(results: tuple[CheckResult, ...]) -> dict[str, list[CheckResult]]:
+def by_source(results: Iterable[CheckResult]) -> dict[str, list[CheckResult]]:
     """The figures of each source."""
     found: dict[str, list[CheckResult]] = {}
     for result in results:
@@ -89,7 +90,7 @@ def as_text(d: Derivation) -> str:
         lines += [""] if form.conventions or form.note else []
     lines += ["", "Proved", *(_fill(p.words, "  - ") for p in d.proofs)]
     if d.published:
-        lines += ["", "Published figures", *_figure_rows(d.check_published())]
+        lines += ["", "Published figures", *figure_rows(d.check_published())]
     lines += ["", "Limits", *(_fill(limit, "  - ") for limit in d.limits), "", _fill(f"Source: {d.source}")]
     return re.sub(r"\n{3,}", "\n\n", re.sub(r" +\n", "\n", "\n".join(lines))) + "\n"
 
@@ -108,7 +109,8 @@ def _symbol_rows(d: Derivation) -> list[str]:
     ]
 
 
-def _figure_rows(results: tuple[CheckResult, ...]) -> list[str]:
+def figure_rows(results: Iterable[CheckResult]) -> list[str]:
+    """Each source with its figures, ours, and the reasons of misses and soft ones."""
     lines = []
     for source, group in by_source(results).items():
         lines.append(_fill(source, "  "))

@@ -229,8 +229,8 @@ D09 = Derivation(
                 Convention(sp.Eq(t_P, 0) & sp.Eq(t_D, 0), "t_P = t_D = 0 (no work): inf"),
                 Convention(
                     (sp.Eq(t_P, 0) & sp.Eq(n_P, 0)) | (sp.Eq(t_D, 0) & sp.Eq(n_D, 0)),
-                    "a pool without work and without GPUs: the rate of the other pool; "
-                    "for the size of the idle pool, where it jumps,",
+                    "a pool without work and without GPUs: the rate of the other pool and its derivative, "
+                    "but for the size of the idle pool it jumps",
                 ),
             ),
         ),

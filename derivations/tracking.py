@@ -39,7 +39,7 @@ gain_regular = sp.Piecewise((chord, tau > 0), (0, True))
 capacity_regular = sp.Piecewise((2 * delta_amp / omega * chord, tau > 0), (0, True))
 swing = 4 * delta_amp / omega
 at_lag = sp.sin(lag / 2)
-size_at_lag = Most(at_lag, -at_lag)  # at tau = 0 this has the derivative from the right, which Abs has not
+size_at_lag: Any = Most(at_lag, -at_lag)  # at tau = 0 this has the derivative from the right, which Abs has not
 
 
 def _net(at: Any) -> Any:

@@ -259,9 +259,7 @@ D24 = Derivation(
             "Mean time to first token of two pools: wait, prefill, transfer, one step; equal prompts.",
             (load, isl, r_P, g_P, kappa_store, nic, t_step),
             where=((work, isl / (g_P * r_P)), (transfer, isl * kappa_store / (g_P * nic))),
-            regular=isl / (g_P * r_P) * (1 + Ratio(load, 2 * (1 - load), oo))
-            + isl * kappa_store / (g_P * nic)
-            + t_step,
+            regular=Ratio(isl * (2 - load), 2 * g_P * r_P * (1 - load), oo) + isl * kappa_store / (g_P * nic) + t_step,
             code_symbol="TTFT",
             dimensional=request * isl / (g_P * r_P) * (1 + load / (2 * (1 - load)))
             + request * isl * kappa_store / (g_P * nic)
@@ -276,7 +274,7 @@ D24 = Derivation(
             "Mean time to first token of aggregated GPUs: wait, rest of a step, prefill, one step; equal prompts.",
             (load, phi, isl, r_P, g_worker, t_step),
             where=((work, isl / (g_worker * r_P)),),
-            regular=isl / (g_worker * r_P) * (1 + Ratio(busy, 2 * (1 - busy), oo)) + 3 * t_step / 2,
+            regular=Ratio(isl * (2 - busy), 2 * g_worker * r_P * (1 - busy), oo) + 3 * t_step / 2,
             code_symbol="TTFT",
             dimensional=request * isl / (g_worker * r_P) * (1 + busy / (2 * (1 - busy))) + 3 * t_step * per_token / 2,
             conventions=(Convention(ALL_PREFILL, "load = phi = 1: inf"),),

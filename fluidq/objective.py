@@ -22,7 +22,8 @@ class Objective(eqx.Module):
 
     Attributes:
         ttft, tpot: service limits [s].
-        late_weight: price of a request over a limit, in units of the GPU time that serving a mean request costs.
+        late_weight: price of a request over a limit, in units of the GPU time that serving a mean request costs; each
+            limit counts, so a request over both is charged twice.
         lost_weight: price of a lost request, in the same unit.
         stalled_weight: price of a GPU-hour of prefill held back by the full buffer (it is also paid as a GPU-hour).
         ttft_spread, tpot_spread: scale of the logistic spread of ln TTFT and ln TPOT over requests around the fluid

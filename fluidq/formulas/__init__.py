@@ -14,8 +14,11 @@ from fluidq.formulas import control as control
 from fluidq.formulas import envelopes as envelopes
 from fluidq.formulas import fabric as fabric
 from fluidq.formulas import memory as memory
+from fluidq.formulas import ranks as ranks
 from fluidq.formulas import requests as requests
 from fluidq.formulas import rounding as rounding
+from fluidq.formulas import stages as stages
+from fluidq.formulas import theorem as theorem
 from fluidq.formulas import transfer as transfer
 
 
@@ -91,7 +94,7 @@ registry: dict[str, Formula] = {
         "module": "aggregated",
         "id": "D23",
         "unit": "s",
-        "arguments": {"chunk": "tok/GPU", "prefix": "tok/GPU", "B": "seq/GPU", "theta_ctx": "tok", "W": "B/GPU", "kappa_read": "B/tok", "flop_token": "flop/tok", "peak": "flop/s/GPU", "hbm_rate": "B/s/GPU"},
+        "arguments": {"chunk": "tok/GPU", "prior": "tok/GPU", "B": "seq/GPU", "theta_ctx": "tok", "W": "B/GPU", "kappa_read": "B/tok", "flop_token": "flop/tok", "peak": "flop/s/GPU", "hbm_rate": "B/s/GPU"},
         "latex": r"t_{\mathrm{mix}} = \max\left(\frac{W + \kappa_r \left(B \theta + p\right)}{\mathrm{BW}}, \frac{f \left(B + c\right)}{F}\right)",
         "source": "theory, group 5 (the bound is ours); SARATHI, Bullet, DuetServe",
     },
@@ -429,6 +432,14 @@ registry: dict[str, Formula] = {
         "unit": "B/GPU",
         "arguments": {"kappa_store": "B/tok", "isl": "tok", "isl_sq": "tok^2/req^2", "g_P": "GPU"},
         "latex": r"K_P = \frac{\overline{I^2} \kappa}{2 g_P I}",
+        "source": "theory, group 5; DistServe (2401.09670) and NIXL for the place of the stock",
+    },
+    "latent_kv_bytes": {
+        "module": "capacity",
+        "id": "D32",
+        "unit": "B/tok",
+        "arguments": {"number_bytes": "B", "latent_layers": "1", "latent_width": "1", "index_layers": "1", "index_width": "1"},
+        "latex": r"\kappa = e \left(\ell_i w_i + \ell w\right)",
         "source": "theory, group 5; DistServe (2401.09670) and NIXL for the place of the stock",
     },
     "detected_headroom": {
@@ -807,6 +818,70 @@ registry: dict[str, Formula] = {
         "latex": r"C_w = \kappa w r_P",
         "source": "theory, group 5; vLLM/NIXL, SGLang/Mooncake",
     },
+    "barrier_step": {
+        "module": "ranks",
+        "id": "D26",
+        "unit": "s",
+        "arguments": {"step_mean": "s", "step_spread": "s", "barrier": "1"},
+        "latex": r"\mathrm{E}\max = e_R s + \mu",
+        "source": "theory, group 5; DeepEP",
+    },
+    "barrier_bound": {
+        "module": "ranks",
+        "id": "D26",
+        "unit": "s",
+        "arguments": {"step_mean": "s", "step_spread": "s", "ranks": "1"},
+        "latex": r"\mathrm{E}\max \le = \mu + s \sqrt{2 \ln{\left(R \right)}}",
+        "source": "theory, group 5; DeepEP",
+    },
+    "barrier_bound_any": {
+        "module": "ranks",
+        "id": "D26",
+        "unit": "s",
+        "arguments": {"step_mean": "s", "step_spread": "s", "ranks": "1"},
+        "latex": r"\mathrm{E}\max \le = \mu + \frac{s \left(R - 1\right)}{\sqrt{2 R - 1}}",
+        "source": "theory, group 5; DeepEP",
+    },
+    "some_rank_prefills": {
+        "module": "ranks",
+        "id": "D26",
+        "unit": "1",
+        "arguments": {"chance": "1", "ranks": "1"},
+        "latex": r"\Pr = 1 - \left(1 - p\right)^{R}",
+        "source": "theory, group 5; DeepEP",
+    },
+    "step_with_prefills": {
+        "module": "ranks",
+        "id": "D26",
+        "unit": "s",
+        "arguments": {"t_step": "s", "t_mix": "s", "chance": "1", "ranks": "1"},
+        "latex": r"t = t_s + \left(1 - \left(1 - p\right)^{R}\right) \left(t_{\mathrm{mix}} - t_s\right)",
+        "source": "theory, group 5; DeepEP",
+    },
+    "dispatch_bandwidth": {
+        "module": "ranks",
+        "id": "D26",
+        "unit": "B/s/GPU",
+        "arguments": {"tokens": "tok/GPU", "top_k": "1", "hidden": "1", "t_exchange": "s"},
+        "latex": r"\mathrm{BW}_x = \frac{33 h n k}{32 t_x}",
+        "source": "theory, group 5; DeepEP",
+    },
+    "combine_bandwidth": {
+        "module": "ranks",
+        "id": "D26",
+        "unit": "B/s/GPU",
+        "arguments": {"tokens": "tok/GPU", "top_k": "1", "hidden": "1", "t_exchange": "s"},
+        "latex": r"\mathrm{BW}_x = \frac{2 h n k}{t_x}",
+        "source": "theory, group 5; DeepEP",
+    },
+    "dispatch_time": {
+        "module": "ranks",
+        "id": "D26",
+        "unit": "s",
+        "arguments": {"tokens": "tok/GPU", "top_k": "1", "hidden": "1", "exchange_rate": "B/s/GPU"},
+        "latex": r"t_x = \frac{33 h n k}{32 \mathrm{BW}_x}",
+        "source": "theory, group 5; DeepEP",
+    },
     "balance_ratio_cached": {
         "module": "requests",
         "id": "D04",
@@ -1175,6 +1250,118 @@ registry: dict[str, Formula] = {
         "latex": r"X / X^\ast = 1 - \frac{2 \tau_x g}{N \mathcal{T}}",
         "source": "theory, group 2: ours",
     },
+    "stage_share": {
+        "module": "stages",
+        "id": "D28",
+        "unit": "1",
+        "arguments": {"t_stage": "GPU*s/req", "t_others": "GPU*s/req"},
+        "latex": r"\phi_j = \frac{t_j}{t_{\ne j} + t_j}",
+        "source": "theory, group 5; MegaScale-Infer, Step-3, Song et al.",
+    },
+    "stage_rounding_bound": {
+        "module": "stages",
+        "id": "D28",
+        "unit": "1",
+        "arguments": {"N": "GPU", "worker_sum": "GPU", "worker_gcd": "GPU"},
+        "latex": r"1 - \eta \le = \frac{N + \sum_j g_j - d \left\lfloor{\frac{N}{d}}\right\rfloor - d}{N}",
+        "source": "theory, group 5; MegaScale-Infer, Step-3, Song et al.",
+    },
+    "micro_batches_needed": {
+        "module": "stages",
+        "id": "D28",
+        "unit": "1",
+        "arguments": {"t_attention": "s", "t_ffn": "s", "t_hop": "s"},
+        "latex": r"m \ge = \frac{T_a + T_e + 2 T_c}{\max\left(T_a, T_e\right)}",
+        "source": "theory, group 5; MegaScale-Infer, Step-3, Song et al.",
+    },
+    "pingpong_time": {
+        "module": "stages",
+        "id": "D28",
+        "unit": "s",
+        "arguments": {"t_attention": "s", "t_ffn": "s", "t_hop": "s", "micro_batches": "1", "layers": "1"},
+        "latex": r"T = T_a + T_e + 2 T_c + \left(\mathcal{L} m - 1\right) \max\left(T_a, T_e\right)",
+        "source": "theory, group 5; MegaScale-Infer, Step-3, Song et al.",
+    },
+    "afd_throughput": {
+        "module": "stages",
+        "id": "D28",
+        "unit": "tok/s/GPU",
+        "arguments": {"attention_ratio": "1", "t_attention": "s", "t_hop": "s", "ffn_slope": "s/seq", "ffn_base": "s", "B": "seq/GPU"},
+        "latex": r"X = \frac{B r}{\left(r + 1\right) \max\left(T_a, T_c, B r \alpha_F + \beta_F\right)}",
+        "source": "theory, group 5; MegaScale-Infer, Step-3, Song et al.",
+    },
+    "best_attention_ratio": {
+        "module": "stages",
+        "id": "D28",
+        "unit": "1",
+        "arguments": {"t_attention": "s", "t_hop": "s", "ffn_slope": "s/seq", "ffn_base": "s", "B": "seq/GPU"},
+        "latex": r"r^\ast = \max\left(\frac{T_a - \beta_F}{B \alpha_F}, \frac{T_c - \beta_F}{B \alpha_F}, \sqrt{\frac{\beta_F}{B \alpha_F}}\right)",
+        "source": "theory, group 5; MegaScale-Infer, Step-3, Song et al.",
+    },
+    "decode_time_constant": {
+        "module": "stages",
+        "id": "D29",
+        "unit": "s",
+        "arguments": {"osl": "tok", "t_step": "s"},
+        "latex": r"T = O t_s",
+        "source": "theory, group 5",
+    },
+    "batch_after": {
+        "module": "stages",
+        "id": "D29",
+        "unit": "seq",
+        "arguments": {"batch_start": "seq", "batch_end": "seq", "time": "s", "osl": "tok", "t_step": "s"},
+        "latex": r"b(t) = b_\infty + \left(b_0 - b_\infty\right) e^{- \frac{t}{O t_s}}",
+        "source": "theory, group 5",
+    },
+    "share_in_flight": {
+        "module": "stages",
+        "id": "D29",
+        "unit": "1",
+        "arguments": {"time": "s", "osl": "tok", "t_step": "s"},
+        "latex": r"\frac{b(t)}{b_0} = e^{- \frac{t}{O t_s}}",
+        "source": "theory, group 5",
+    },
+    "share_in_flight_fixed": {
+        "module": "stages",
+        "id": "D29",
+        "unit": "1",
+        "arguments": {"time": "s", "osl": "tok", "t_step": "s"},
+        "latex": r"\frac{b(t)}{b_0} = \max\left(0, 1 - \frac{t}{O t_s}\right)",
+        "source": "theory, group 5",
+    },
+    "decode_stock": {
+        "module": "stages",
+        "id": "D29",
+        "unit": "B",
+        "arguments": {"n_D": "GPU", "B": "seq/GPU", "kappa_store": "B/tok", "theta_ctx": "tok"},
+        "latex": r"\mathrm{stock} = B \kappa n_D \theta",
+        "source": "theory, group 5",
+    },
+    "never_worse_bound": {
+        "module": "theorem",
+        "id": "D27",
+        "unit": "1",
+        "arguments": {"rounding_loss": "1", "stranded": "1", "specialisation": "1", "overlap": "1", "phi": "1"},
+        "latex": r"\frac{X_{\mathrm{dis}}}{X_{\mathrm{agg}}} \ge = \left(1 - \varepsilon\right) \left(1 - \ell\right) \left(\sigma + 1\right) \left(1 - \omega \min\left(\phi, 1 - \phi\right)\right)",
+        "source": "the article's claim, made exact; theory, group 5",
+    },
+    "stranded_work": {
+        "module": "theorem",
+        "id": "D27",
+        "unit": "1",
+        "arguments": {"delta": "B/s", "P": "B/s", "phi": "1"},
+        "latex": r"\mathrm{idle} = \begin{cases} \frac{\delta \phi}{P} & \text{for}\: \delta > 0 \\- \frac{\delta \left(1 - \phi\right)}{P - \delta} & \text{otherwise} \end{cases}",
+        "source": "the article's claim, made exact; theory, group 5",
+    },
+    "window_completions": {
+        "module": "theorem",
+        "id": "D27",
+        "unit": "1",
+        "arguments": {"phi": "1", "decode_factor": "1"},
+        "latex": r"\frac{X_{\mathrm{dis}}}{X_{\mathrm{agg}}} = 1 + \frac{\phi}{f} - \phi",
+        "source": "the article's claim, made exact; theory, group 5",
+    },
     "crossover_nic": {
         "module": "transfer",
         "id": "D13",
@@ -1217,4 +1404,4 @@ registry: dict[str, Formula] = {
     },
 }
 
-__all__ = ["Formula", "aggregated", "balance", "buffer", "capacity", "control", "envelopes", "fabric", "memory", "requests", "rounding", "transfer", "registry"]
+__all__ = ["Formula", "aggregated", "balance", "buffer", "capacity", "control", "envelopes", "fabric", "memory", "ranks", "requests", "rounding", "stages", "theorem", "transfer", "registry"]

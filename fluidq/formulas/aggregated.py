@@ -167,14 +167,14 @@ def chunk_loads(*, n_chunks: Scalar) -> Array:
     return (1 / 2) * n_chunks * (n_chunks + 1)
 
 
-def mixed_step(*, chunk: Scalar, prefix: Scalar, B: Scalar, theta_ctx: Scalar, W: Scalar, kappa_read: Scalar, flop_token: Scalar, peak: Scalar, hbm_rate: Scalar) -> Array:
+def mixed_step(*, chunk: Scalar, prior: Scalar, B: Scalar, theta_ctx: Scalar, W: Scalar, kappa_read: Scalar, flop_token: Scalar, peak: Scalar, hbm_rate: Scalar) -> Array:
     """Time of a step that decodes a batch and prefills one chunk: the longer of arithmetic and traffic.
 
-        t_mix = Max((W + kappa_read*(B*theta_ctx + prefix))/hbm_rate, flop_token*(B + chunk)/peak)
+        t_mix = Max((W + kappa_read*(B*theta_ctx + prior))/hbm_rate, flop_token*(B + chunk)/peak)
 
     Args:
         chunk: prefill tokens of a mixed step, per GPU [tok/GPU], > 0.
-        prefix: tokens of earlier chunks that a chunk attends, per GPU [tok/GPU], >= 0.
+        prior: tokens of earlier chunks that a chunk attends, per GPU [tok/GPU], >= 0.
         B: decode batch per GPU [seq/GPU], > 0.
         theta_ctx: mean context per decode step [tok], >= 0.
         W: weights per GPU [B/GPU], >= 0.
@@ -191,8 +191,8 @@ def mixed_step(*, chunk: Scalar, prefix: Scalar, B: Scalar, theta_ctx: Scalar, W
         GPU: prefill linear in its share of multiprocessors, decode linear until its share saturates the HBM.
     Source: D23, theory, group 5 (the bound is ours); SARATHI, Bullet, DuetServe.
     """
-    chunk, prefix, B, theta_ctx, W, kappa_read, flop_token, peak, hbm_rate = map(jnp.asarray, (chunk, prefix, B, theta_ctx, W, kappa_read, flop_token, peak, hbm_rate))
-    return most(flop_token * (B + chunk) / peak, (W + kappa_read * (B * theta_ctx + prefix)) / hbm_rate)
+    chunk, prior, B, theta_ctx, W, kappa_read, flop_token, peak, hbm_rate = map(jnp.asarray, (chunk, prior, B, theta_ctx, W, kappa_read, flop_token, peak, hbm_rate))
+    return most(flop_token * (B + chunk) / peak, (W + kappa_read * (B * theta_ctx + prior)) / hbm_rate)
 
 
 def free_chunk(*, B: Scalar, theta_ctx: Scalar, W: Scalar, kappa_read: Scalar, flop_token: Scalar, peak: Scalar, hbm_rate: Scalar) -> Array:

@@ -97,7 +97,7 @@ def capacity_of_uniform_swings(*, swing_max: Scalar, rent: Scalar, price_lost: S
     Source: D30, theory, groups 4 and 5; Cassandras, Wardi, Melamed, Sun and Panayiotou, IEEE TAC 2002.
     """
     swing_max, rent, price_lost, shock_rate = map(jnp.asarray, (swing_max, rent, price_lost, shock_rate))
-    return swing_max * (1 - rent / most(rent, price_lost * shock_rate))
+    return swing_max * positive_part(price_lost * shock_rate - rent) / most(rent, price_lost * shock_rate)
 
 
 def capacity_cost(*, C: Scalar, swing_mean: Scalar, rent: Scalar, price_lost: Scalar, shock_rate: Scalar) -> Array:
@@ -266,3 +266,26 @@ def kv_in_prefill(*, kappa_store: Scalar, isl: Scalar, isl_sq: Scalar, g_P: Scal
     """
     kappa_store, isl, isl_sq, g_P = map(jnp.asarray, (kappa_store, isl, isl_sq, g_P))
     return ratio((1 / 2) * isl_sq * kappa_store / g_P, isl)
+
+
+def latent_kv_bytes(*, number_bytes: Scalar, latent_layers: Scalar, latent_width: Scalar, index_layers: Scalar, index_width: Scalar) -> Array:
+    """Resident KV per token of a model with latent attention and index keys.
+
+        kappa = number_bytes*(index_layers*index_width + latent_layers*latent_width)
+
+    Args:
+        number_bytes: bytes per number [B], > 0.
+        latent_layers: layers that keep a latent vector per token [1], > 0.
+        latent_width: numbers of a latent vector, rotary part included [1], > 0.
+        index_layers: layers with an index key [1], >= 0.
+        index_width: numbers of an index key [1], > 0.
+
+    Returns:
+        An array of the broadcast shape of the arguments [B/tok].
+
+    Assumes: prefill side: KV waits where it was made until decode reads it (DistServe, NIXL); decode side: space
+        that is reserved for no sequence; a worker prefills one prompt at a time and is busy.
+    Source: D32, theory, group 5; DistServe (2401.09670) and NIXL for the place of the stock.
+    """
+    number_bytes, latent_layers, latent_width, index_layers, index_width = map(jnp.asarray, (number_bytes, latent_layers, latent_width, index_layers, index_width))
+    return number_bytes * (index_layers * index_width + latent_layers * latent_width)

@@ -26,8 +26,8 @@ def split_efficiency(*, n_P: Scalar, n_D: Scalar, N: Scalar, phi: Scalar) -> Arr
 
     Assumes: those of D01, with 0 < phi < 1; GPUs that make no whole worker stay idle; the mean of unit workers: the
         fraction of phi N is uniform; the planner: loads and worker rates are known and constant.
-    Edge: phi = 0 = n_P or phi = 1, n_D = 0 (one phase only): the share n_D/N or n_P/N of its pool; for the size of
-        the idle pool, where it jumps,; the gradient is 0 there.
+    Edge: phi = 0 and n_P = 0, or phi = 1 and n_D = 0 (one phase only): n_D/N or n_P/N and its derivative, but for
+        the size of the idle pool it jumps; the gradient is 0 there.
     Source: D08, theory, group 2: ours; planner: NVIDIA Dynamo planner documents.
     """
     n_P, n_D, N, phi = map(jnp.asarray, (n_P, n_D, N, phi))
@@ -349,8 +349,8 @@ def two_pool_throughput(*, n_P: Scalar, n_D: Scalar, t_P: Scalar, t_D: Scalar) -
 
     Assumes: those of D01; the split stays; the mix moves, known by its interval or its law.
     Edge: t_P = t_D = 0 (no work): inf; the gradient is 0 there.
-    Edge: a pool without work and without GPUs: the rate of the other pool; for the size of the idle pool, where it
-        jumps,; the gradient is 0 there.
+    Edge: a pool without work and without GPUs: the rate of the other pool and its derivative, but for the size of
+        the idle pool it jumps; the gradient is 0 there.
     Source: D09, theory, group 2.
     """
     n_P, n_D, t_P, t_D = map(jnp.asarray, (n_P, n_D, t_P, t_D))
