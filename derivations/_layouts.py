@@ -49,7 +49,7 @@ def _crossover(d: Derivation) -> list[Any]:
     quadratic += sp.Poly(2 * offered * (2 - offered), k)
     ours = d.formula("speedup_needed")
     root = sp.expand(_root_of(ours))
-    at_one = sp.factor(quadratic.eval(1).subs(ALL_LOADS))
+    at_one: Any = sp.factor(quadratic.as_expr().subs(k, 1).subs(ALL_LOADS))
     slope = sp.diff(quadratic.as_expr(), k).subs(k, ours)
     return [
         sp.simplify(top.as_expr() * quadratic.LC() - top.LC() * quadratic.as_expr()),

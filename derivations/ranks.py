@@ -6,13 +6,13 @@ import mpmath as mp
 import sympy as sp
 
 from derivations._cases import nonnegative
-from derivations.core import ClosedForm, Derivation, Proof, Published, Step
+from derivations.core import ClosedForm, Convention, Derivation, Proof, Published, Step
 from derivations.symbols import quantity, t_step
 from derivations.ttft import t_mix
 from derivations.units import one
 
 oo = sp.oo
-ranks = quantity("ranks", "R", "1", "ranks that wait for each other", 32.0, (1, oo), integer=True)
+ranks = quantity("ranks", "R", "1", "ranks that wait for each other", 8.0, (1, oo), integer=True)
 step_mean = quantity("step_mean", r"\mu", "s*seq/tok", "mean step time of a rank", 0.02, shown="s")
 step_spread = quantity(
     "step_spread", "s", "s*seq/tok", "standard deviation of the step time", 0.002, "nonnegative", "s"
@@ -34,7 +34,9 @@ COMBINE = 2  # BF16
 
 def largest_normal(count: int) -> Any:
     """Mean of the largest of `count` standard normals, by its two integrals."""
-    return mp.quad(lambda v: 1 - mp.ncdf(v) ** count, [0, 4, 12]) - mp.quad(lambda v: mp.ncdf(v) ** count, [-12, -4, 0])
+    above: Any = mp.quad(lambda v: 1 - mp.ncdf(v) ** count, [0, 4, 12])
+    below: Any = mp.quad(lambda v: mp.ncdf(v) ** count, [-12, -4, 0])
+    return above - below
 
 
 def _two_ranks(d: Derivation) -> list[Any]:

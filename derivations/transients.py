@@ -6,17 +6,18 @@ import sympy as sp
 
 from derivations.core import ClosedForm, Convention, Derivation, Proof, Published, Step, positive
 from derivations.functions import Ratio
-from derivations.symbols import A, B, isl, kappa_store, n_D, osl, quantity, t_step, theta_ctx, time
+from derivations.symbols import A, B, isl, kappa_store, n_D, osl, quantity, t_step, theta_ctx
 
 GENERATED = "stages"
 oo = sp.oo
+since = quantity("since", "t", "s", "time since the flow changed", 5.0, "nonnegative")
 batch_start = quantity("batch_start", "b_0", "seq", "sequences in decode when the flow changes", 2816.0, "nonnegative")
 batch_end = quantity("batch_end", r"b_\infty", "seq", "sequences that the new flow sustains", 1408.0, "nonnegative")
 
 e, x, y = sp.symbols("e x y", positive=True)
 life = osl * t_step
 _o = sp.Symbol("osl", positive=True)
-_t = sp.Symbol("time", positive=True)
+_t = sp.Symbol("since", positive=True)
 k, j = sp.symbols("k j", integer=True, nonnegative=True)
 
 
@@ -32,7 +33,7 @@ def _solution(d: Derivation) -> list[Any]:
     """db/dt = in - b/(O t_step): the only solution, by the solver; it starts and ends where it should."""
     b, t, rate = sp.Function("b"), sp.Symbol("t", positive=True), sp.Symbol("rate", positive=True)
     span = _o * t_step
-    solved = sp.dsolve(sp.Eq(b(t).diff(t), rate - b(t) / span), b(t), ics={b(0): batch_start})
+    solved: Any = sp.dsolve(sp.Eq(b(t).diff(t), rate - b(t) / span), b(t), ics={b(0): batch_start})
     ours = positive(d.formula("batch_after")).subs(_t, t)
     begun, reached = positive(batch_start), positive(batch_end)
     return [
@@ -50,7 +51,7 @@ def _exponential_left(d: Derivation) -> list[Any]:
     """
     left = positive(d.formula("share_in_flight"))
     alone = (positive(d.formula("batch_after")) / positive(batch_start)).subs(positive(batch_end), 0)
-    tail = (1 / _o) * sp.summation((1 - 1 / _o) ** j, (j, 0, oo))
+    tail: Any = (1 / _o) * sp.summation((1 - 1 / _o) ** j, (j, 0, oo))
     after = sp.simplify(sp.summation((1 - 1 / (1 + x)) ** (j + k), (j, 0, oo)) / (1 + x))
     per_step = left.subs(_t, t_step)
     return [
@@ -74,13 +75,13 @@ def _fixed_left(d: Derivation) -> list[Any]:
     n = sp.Symbol("n", integer=True, positive=True)
     left = d.formula("share_in_flight_fixed")
     counted = sp.summation(1, (j, k, n - 1)) / n
-    inside = left.subs({time: k * t_step, osl: k + n})
-    ours = left.subs({time: _t, osl: _t / t_step * (1 + x)})
+    inside = left.subs({since: k * t_step, osl: k + n})
+    ours = left.subs({since: _t, osl: _t / t_step * (1 + x)})
     return [
         sp.simplify(counted.subs(n, k + n) - inside),
         sp.simplify(ours - x / (1 + x)),
-        left.subs({time: (1 + x) * _o * t_step, osl: _o}),
-        left.subs(osl, _o).subs(time, 0) - 1,
+        left.subs({since: (1 + x) * _o * t_step, osl: _o}),
+        left.subs(osl, _o).subs(since, 0) - 1,
     ]
 
 
@@ -90,7 +91,7 @@ def _same_start(d: Derivation) -> list[Any]:
         sp.diff(positive(d.formula("share_in_flight")), _t).subs(_t, 0),
         sp.diff(1 - _t / (_o * t_step), _t),
     ]
-    fixed = d.formula("share_in_flight_fixed").subs({osl: _o, time: _o * t_step * e / (1 + e)})
+    fixed = d.formula("share_in_flight_fixed").subs({osl: _o, since: _o * t_step * e / (1 + e)})
     return [*(sp.simplify(slope * t_step + 1 / _o) for slope in slopes), sp.simplify(fixed - 1 / (1 + e))]
 
 
@@ -105,9 +106,9 @@ def _any_law(d: Derivation) -> list[Any]:
     ages = {a: survive(a) / mean for a in range(4)}  # a step sees a sequence of age a with this chance
     found: list[Any] = [sum(ages.values()) - 1]
     for steps in range(5):
-        followed = sum(chance * survive(a + steps) / survive(a) for a, chance in ages.items() if survive(a))
+        followed: Any = sum(chance * survive(a + steps) / survive(a) for a, chance in ages.items() if survive(a))
         found.append(sp.simplify(followed - sum(survive(m) for m in range(steps, 4)) / mean))
-    one = d.formula("share_in_flight_fixed").subs({osl: 3, time: t_step})
+    one = d.formula("share_in_flight_fixed").subs({osl: 3, since: t_step})
     return [*found, one - sum(sp.Integer(3 > m) for m in range(1, 3)) / sp.Integer(3)]
 
 
@@ -117,20 +118,20 @@ def _held(d: Derivation) -> Any:
 
 
 def _faces(d: Derivation) -> list[Any]:
-    at = {osl: _o, time: _t}
+    at = {osl: _o, since: _t}
     return [
         *(sp.simplify((d.formula(n) - d.regular(n)).subs(at)) for n in ("batch_after", "share_in_flight")),
         sp.simplify(positive(d.formula("share_in_flight_fixed")) - positive(d.regular("share_in_flight_fixed"))),
-        d.regular("share_in_flight").subs({osl: 0, time: x}),
-        d.regular("share_in_flight_fixed").subs({osl: 0, time: x}),
-        d.regular("batch_after").subs({osl: 0, time: x}) - batch_end,
-        d.regular("share_in_flight").subs({osl: _o, time: 0}) - 1,
+        d.regular("share_in_flight").subs({osl: 0, since: x}),
+        d.regular("share_in_flight_fixed").subs({osl: 0, since: x}),
+        d.regular("batch_after").subs({osl: 0, since: x}) - batch_end,
+        d.regular("share_in_flight").subs({osl: _o, since: 0}) - 1,
     ]
 
 
 NO_OUTPUT = sp.Eq(osl, 0)
-_decay = sp.exp(-time / life)
-_decay_regular = sp.exp(-Ratio(time, life, oo))
+_decay = sp.exp(-since / life)
+_decay_regular = sp.exp(-Ratio(since, life, oo))
 
 D29 = Derivation(
     id="D29",
@@ -147,7 +148,7 @@ D29 = Derivation(
         Step("and leave at the batch over", life),
         Step("so the batch goes to what the flow sustains", batch_end + (batch_start - batch_end) * _decay),
         Step("For any law of O the share left is the sum of P(O > j) from j = t/t_step on, over the mean"),
-        Step("and for equal outputs it falls along a line", 1 - time / life),
+        Step("and for equal outputs it falls along a line", 1 - since / life),
         Step("The full pool holds", n_D * B * kappa_store * theta_ctx),
     ),
     forms=(
@@ -166,7 +167,7 @@ D29 = Derivation(
             batch_end + (batch_start - batch_end) * _decay,
             "seq",
             "Sequences in decode a time after the flow changed.",
-            (batch_start, batch_end, time, osl, t_step),
+            (batch_start, batch_end, since, osl, t_step),
             regular=batch_end + (batch_start - batch_end) * _decay_regular,
             code_symbol="b",
             conventions=(Convention(NO_OUTPUT, "osl = 0 (sequences do not stay): batch_end"),),
@@ -177,20 +178,20 @@ D29 = Derivation(
             _decay,
             "1",
             "Share of the batch that is left after a time without inflow, outputs of exponential length.",
-            (time, osl, t_step),
+            (since, osl, t_step),
             regular=_decay_regular,
             code_symbol="b/b_0",
             conventions=(Convention(NO_OUTPUT, "osl = 0: 0"),),
-            note="Geometric in whole steps it is (1 - 1/osl)^(time/t_step), a little less.",
+            note="Geometric in whole steps it is (1 - 1/osl)^(since/t_step), a little less.",
         ),
         ClosedForm(
             "share_in_flight_fixed",
             r"\frac{b(t)}{b_0}",
-            sp.Max(0, 1 - time / life),
+            sp.Max(0, 1 - since / life),
             "1",
             "Share of the batch that is left after a time without inflow, outputs of equal length.",
-            (time, osl, t_step),
-            regular=sp.Max(0, 1 - Ratio(time, life, oo)),
+            (since, osl, t_step),
+            regular=sp.Max(0, 1 - Ratio(since, life, oo)),
             code_symbol="b/b_0",
             conventions=(Convention(NO_OUTPUT, "osl = 0: 0"),),
         ),

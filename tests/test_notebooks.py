@@ -93,7 +93,8 @@ def test_begins_where_only_the_package_is_installed(path, tmp_path, kernel):
     shutil.copytree(ROOT / "fluidq", tmp_path / "site" / "fluidq", ignore=shutil.ignore_patterns("__pycache__"))
     notebook = read(path)
     long = next((i for i, cell in enumerate(notebook.cells) if "fq.tune(" in cell.source), len(notebook.cells))
-    prelude = f"import sys\nsys.path[:] = [{str(tmp_path / 'site')!r}, *(p for p in sys.path if p not in ('', {str(ROOT)!r}))]"
+    site, others = str(tmp_path / "site"), ("", str(ROOT))
+    prelude = f"import sys\nsys.path[:] = [{site!r}, *(p for p in sys.path if p not in {others!r})]"
     notebook.cells = [nbformat.v4.new_code_cell(prelude), *notebook.cells[:long]]
     done = execute(notebook, tmp_path / "work", kernel)
     assert "from an installed package" in printed(done)

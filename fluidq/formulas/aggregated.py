@@ -367,11 +367,10 @@ def best_sm_share(*, phi: Scalar, saturation: Scalar) -> Array:
     Assumes: same batch, r_P and step time as the two pools; omega from 0 (one after the other) to 1 (disjoint
         resources); chunks of equal length; a mixed step takes the longer of its arithmetic and its traffic; a split
         GPU: prefill linear in its share of multiprocessors, decode linear until its share saturates the HBM.
-    Edge: phi = saturation = 0 (no work): 1; the gradient is 0 there.
     Source: D23, theory, group 5 (the bound is ours); SARATHI, Bullet, DuetServe.
     """
     phi, saturation = map(jnp.asarray, (phi, saturation))
-    return most(1 - saturation, ratio(phi, phi + saturation * (1 - phi)))
+    return jnp.where(phi <= (1 - phi) * (1 - saturation), 1 - saturation, ratio(phi, phi + saturation * (1 - phi)))
 
 
 def decode_sm_share(*, saturation: Scalar, t_step: Scalar, itl_max: Scalar) -> Array:
@@ -509,7 +508,7 @@ def ttft_tensor(*, load: Scalar, service: Scalar, speedup: Scalar) -> Array:
     Source: D24, theory, group 5; DistServe, Splitwise, SARATHI; the ratio of the waits is ours.
     """
     load, service, speedup = map(jnp.asarray, (load, service, speedup))
-    return service * (ratio(load, 2 - 2 * load, jnp.inf) + 1) / speedup
+    return ratio(service * (2 - load), 2 * speedup * (1 - load), jnp.inf)
 
 
 def speedup_needed(*, offered: Scalar) -> Array:
@@ -607,7 +606,7 @@ def ttft_disaggregated(*, load: Scalar, isl: Scalar, r_P: Scalar, g_P: Scalar, k
     Source: D24, theory, group 5; DistServe, Splitwise, SARATHI; the ratio of the waits is ours.
     """
     load, isl, r_P, g_P, kappa_store, nic, t_step = map(jnp.asarray, (load, isl, r_P, g_P, kappa_store, nic, t_step))
-    return t_step + isl * kappa_store / (g_P * nic) + isl * (ratio(load, 2 - 2 * load, jnp.inf) + 1) / (g_P * r_P)
+    return t_step + ratio(isl * (2 - load), 2 * g_P * r_P * (1 - load), jnp.inf) + isl * kappa_store / (g_P * nic)
 
 
 def ttft_temporal(*, load: Scalar, phi: Scalar, isl: Scalar, r_P: Scalar, g_worker: Scalar, t_step: Scalar) -> Array:
@@ -634,7 +633,7 @@ def ttft_temporal(*, load: Scalar, phi: Scalar, isl: Scalar, r_P: Scalar, g_work
     Source: D24, theory, group 5; DistServe, Splitwise, SARATHI; the ratio of the waits is ours.
     """
     load, phi, isl, r_P, g_worker, t_step = map(jnp.asarray, (load, phi, isl, r_P, g_worker, t_step))
-    return (3 / 2) * t_step + isl * (ratio(load * phi, 2 - 2 * load * phi, jnp.inf) + 1) / (g_worker * r_P)
+    return (3 / 2) * t_step + ratio(isl * (2 - load * phi), 2 * g_worker * r_P * (1 - load * phi), jnp.inf)
 
 
 def ttft_chunked(*, isl: Scalar, chunk: Scalar, t_mix: Scalar) -> Array:

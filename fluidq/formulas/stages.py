@@ -172,15 +172,15 @@ def decode_time_constant(*, osl: Scalar, t_step: Scalar) -> Array:
     return osl * t_step
 
 
-def batch_after(*, batch_start: Scalar, batch_end: Scalar, time: Scalar, osl: Scalar, t_step: Scalar) -> Array:
+def batch_after(*, batch_start: Scalar, batch_end: Scalar, since: Scalar, osl: Scalar, t_step: Scalar) -> Array:
     """Sequences in decode a time after the flow changed.
 
-        b = batch_end + (batch_start - batch_end)*exp(-time/(osl*t_step))
+        b = batch_end + (batch_start - batch_end)*exp(-since/(osl*t_step))
 
     Args:
         batch_start: sequences in decode when the flow changes [seq], >= 0.
         batch_end: sequences that the new flow sustains [seq], >= 0.
-        time: time since the step opened [s], >= 0.
+        since: time since the flow changed [s], >= 0.
         osl: mean output length [tok], >= 0.
         t_step: decode step time [s], > 0.
 
@@ -192,17 +192,17 @@ def batch_after(*, batch_start: Scalar, batch_end: Scalar, time: Scalar, osl: Sc
     Edge: osl = 0 (sequences do not stay): batch_end; the gradient is 0 there.
     Source: D29, theory, group 5.
     """
-    batch_start, batch_end, time, osl, t_step = map(jnp.asarray, (batch_start, batch_end, time, osl, t_step))
-    return batch_end + (batch_start - batch_end) * jnp.exp(-ratio(time, osl * t_step, jnp.inf))
+    batch_start, batch_end, since, osl, t_step = map(jnp.asarray, (batch_start, batch_end, since, osl, t_step))
+    return batch_end + (batch_start - batch_end) * jnp.exp(-ratio(since, osl * t_step, jnp.inf))
 
 
-def share_in_flight(*, time: Scalar, osl: Scalar, t_step: Scalar) -> Array:
+def share_in_flight(*, since: Scalar, osl: Scalar, t_step: Scalar) -> Array:
     """Share of the batch that is left after a time without inflow, outputs of exponential length.
 
-        b/b_0 = exp(-time/(osl*t_step))
+        b/b_0 = exp(-since/(osl*t_step))
 
     Args:
-        time: time since the step opened [s], >= 0.
+        since: time since the flow changed [s], >= 0.
         osl: mean output length [tok], >= 0.
         t_step: decode step time [s], > 0.
 
@@ -212,20 +212,20 @@ def share_in_flight(*, time: Scalar, osl: Scalar, t_step: Scalar) -> Array:
     Assumes: constant step time; a batch in equilibrium when the flow changes; exponential: an output ends with the
         same chance in every step, and takes many steps.
     Edge: osl = 0: 0; the gradient is 0 there.
-    Note: Geometric in whole steps it is (1 - 1/osl)^(time/t_step), a little less.
+    Note: Geometric in whole steps it is (1 - 1/osl)^(since/t_step), a little less.
     Source: D29, theory, group 5.
     """
-    time, osl, t_step = map(jnp.asarray, (time, osl, t_step))
-    return jnp.exp(-ratio(time, osl * t_step, jnp.inf))
+    since, osl, t_step = map(jnp.asarray, (since, osl, t_step))
+    return jnp.exp(-ratio(since, osl * t_step, jnp.inf))
 
 
-def share_in_flight_fixed(*, time: Scalar, osl: Scalar, t_step: Scalar) -> Array:
+def share_in_flight_fixed(*, since: Scalar, osl: Scalar, t_step: Scalar) -> Array:
     """Share of the batch that is left after a time without inflow, outputs of equal length.
 
-        b/b_0 = Max(0, 1 - time/(osl*t_step))
+        b/b_0 = Max(0, 1 - since/(osl*t_step))
 
     Args:
-        time: time since the step opened [s], >= 0.
+        since: time since the flow changed [s], >= 0.
         osl: mean output length [tok], >= 0.
         t_step: decode step time [s], > 0.
 
@@ -237,8 +237,8 @@ def share_in_flight_fixed(*, time: Scalar, osl: Scalar, t_step: Scalar) -> Array
     Edge: osl = 0: 0; the gradient is 0 there.
     Source: D29, theory, group 5.
     """
-    time, osl, t_step = map(jnp.asarray, (time, osl, t_step))
-    return positive_part(1 - ratio(time, osl * t_step, jnp.inf))
+    since, osl, t_step = map(jnp.asarray, (since, osl, t_step))
+    return positive_part(1 - ratio(since, osl * t_step, jnp.inf))
 
 
 def decode_stock(*, n_D: Scalar, B: Scalar, kappa_store: Scalar, theta_ctx: Scalar) -> Array:
