@@ -48,6 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader left: `fluidq ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        print(f"fluidq: cannot write the output: {error.strerror}.", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("fluidq: interrupted; files already written are whole.", file=sys.stderr)
         return 130
@@ -125,11 +128,11 @@ def _tune(args: argparse.Namespace) -> int:
     if args.trace is not None:
         over.setdefault("workload", {})["trace"] = args.trace
     if args.seed is not None:
-        if args.seed < 0:
-            raise refuse("--seed", args.seed, "an integer >= 0")
+        if not 0 <= args.seed < 2**63:
+            raise refuse("--seed", args.seed, "an integer from 0 to 2^63 - 1")
         over.setdefault("workload", {})["seed"] = args.seed
         over.setdefault("tune", {})["seed"] = args.seed
-    case = build_case(over)
+    case = build_case(over, checked=True)
     result = tune(case.fleet, case.workload, case.policy, case.objective, case.settings, progress=not args.json)
     data = {**result.to_dict(), "workload": case.workload_dict(), "phi": case.phi, "notes": case.notes}
     if out:
@@ -248,14 +251,21 @@ def _folder(name: str | None) -> Path | None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--out {name!r} cannot be made a folder: {error.strerror}.") from None
+    if not os.access(path, os.W_OK):
+        raise InputError(f"--out {name!r} cannot be written to; choose a folder of yours.")
     return path
 
 
 def _write_json(path: Path, data: Any) -> None:
     """Write next to the target and rename, so that an interruption leaves the old file or the new one."""
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(_plain(data), indent=2) + "\n", encoding="utf-8")
-    part.replace(path)
+    text = json.dumps(_plain(data), indent=2) + "\n"
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise InputError(f"{path} cannot be written: {error.strerror}.") from None
 
 
 def _show(args: argparse.Namespace, data: Any, text: Callable[[], str]) -> None:
@@ -263,12 +273,14 @@ def _show(args: argparse.Namespace, data: Any, text: Callable[[], str]) -> None:
 
 
 def _plain(data: Any) -> Any:
-    """JSON has no infinity and no NaN: they become null, as a strict parser wants."""
+    """JSON has no infinity: it becomes null, as a strict parser wants. A NaN is a defect and is not passed on."""
     if isinstance(data, dict):
         return {str(key): _plain(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
         return [_plain(value) for value in data]
-    if isinstance(data, float) and not math.isfinite(data):
+    if isinstance(data, float) and math.isnan(data):
+        raise InputError("a result is not a number; please report the input that led to it.")
+    if isinstance(data, float) and math.isinf(data):
         return None
     return data
 

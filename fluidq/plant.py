@@ -219,21 +219,28 @@ def time_to_first_token(
 ) -> Array:
     """TTFT [s] of a request that arrives now, at the current rates (D24's terms, queueing as a fluid).
 
-    backlog / (n_P r_P) + own prefill on one worker + stock over the rate at which decode takes it + own transfer
-    over one worker's links + one decode step.
+    wait for what is ahead + own prefill on one worker + own transfer over one worker's links + one decode step. The
+    wait is the larger of two: the backlog through prefill (or its links) and then the stock through decode; or, where
+    decode or its links hold everything back, the backlog and the stock together through decode.
     """
     isl_computed = ratio(arrivals.computed, arrivals.requests)
     isl_stored = ratio(arrivals.stored, arrivals.requests)
-    slot_time = state.buffer.requests * _residence(state.buffer, t_step, plant)
-    stock_wait = most(
-        ratio(slot_time, decode_gpus * plant.batch),
-        ratio(plant.kappa * state.buffer.stored, decode_gpus * plant.nic_decode),
+    decode_rate, link_rate = decode_gpus * plant.batch, decode_gpus * plant.nic_decode
+    send_rate = least(prefill_gpus * plant.nic_prefill, plant.fabric)
+
+    def through_decode(store: Contents) -> Array:
+        return most(
+            ratio(store.requests * _residence(store, t_step, plant), decode_rate),
+            ratio(plant.kappa * store.stored, link_rate),
+        )
+
+    through_prefill = most(
+        ratio(state.computed, prefill_gpus * plant.r_P),
+        ratio(plant.kappa * state.backlog.stored, send_rate),
+    )
+    wait = most(
+        through_prefill + through_decode(state.buffer),
+        through_decode(_add(state.backlog, state.buffer)),
     )
     pair = least(plant.prefill_worker * plant.nic_prefill, plant.decode_worker * plant.nic_decode)
-    return (
-        ratio(state.computed, prefill_gpus * plant.r_P)
-        + isl_computed / (plant.prefill_worker * plant.r_P)
-        + stock_wait
-        + plant.kappa * isl_stored / pair
-        + t_step
-    )
+    return wait + isl_computed / (plant.prefill_worker * plant.r_P) + plant.kappa * isl_stored / pair + t_step

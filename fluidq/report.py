@@ -41,8 +41,8 @@ def tune_text(case: Case, result: TuneResult, out: str | None) -> str:
         f"Limits      TTFT {format(case.objective.ttft, 'seconds')}, TPOT {format(case.objective.tpot, 'seconds')}; "
         f"a late request costs {float(case.objective.late_weight):g} x the GPU time of serving one",
     ]
-    if case.report and case.report.dropped:
-        lines.append(f"Trace       {case.report}")
+    if case.report:
+        lines.append("Trace       " + str(case.report).replace("\n", "\n            "))
     lines += [f"Note        {note}" for note in case.notes]
     lines += ["", f"{'policy':<28}{'before':>12}{'after':>12}"]
     before, after = parameters(result.before), parameters(result.after)

@@ -118,6 +118,7 @@ class Case:
             "load_scale": self.load_scale,
         }
         if self.report:
+            out["format"], out["notes"] = self.report.format, list(self.report.notes)
             out["rows_kept"], out["rows_dropped"] = self.report.kept, self.report.dropped
             out["dropped"] = [{"line": line, "reason": reason} for line, reason in self.report.reasons]
             out["requests"] = self.report.kept
@@ -129,7 +130,7 @@ def read_scenario(path: str | None) -> dict[str, dict[str, Any]]:
     if path is None:
         return {}
     try:
-        raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        raw = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise InputError(f"scenario file {path!r} does not exist; give the path of a TOML file.") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -177,24 +178,37 @@ def _value(value: Any, kind: str | type, name: str) -> Any:
     return units.parse(value, kind, name)
 
 
-def build_case(overrides: dict[str, dict[str, Any]] | None = None) -> Case:
-    """The case of the embedded default with `overrides` (as `read_scenario` returns them) on top.
+def build_case(overrides: dict[str, dict[str, Any]] | None = None, *, checked: bool = False) -> Case:
+    """The case of the embedded default with `overrides` on top: sections and keys as in a scenario file.
 
+    `checked` says that they come from `read_scenario`, all in SI; else they are checked here, and sizes need units.
     The workload is scaled so that its mean demand, rate * (t_P + t_D), is `workload.load_share` of the GPUs, unless
     `workload.load_scale` gives the factor. The batch is cut to what fits in HBM at the workload's mean context. The
     policy's ratio is D01's phi at the mean mix unless given.
     """
-    over = overrides or {}
+    over = (overrides or {}) if checked else check_keys(overrides or {})
     defaults = check_keys(DEFAULTS, "default")
+    if {"model", "gpu", "prefill_efficiency"} & over.get("deployment", {}).keys():
+        # The default's rate and worker sizes belong to its own model and GPU.
+        for key in ("prefill_rate", "gpus_per_prefill_worker", "gpus_per_decode_worker"):
+            defaults["deployment"].pop(key)
     conf = {section: {**defaults[section], **over.get(section, {})} for section in SCHEMA}
     notes: list[str] = []
+    if not (conf["fleet"]["gpus"] >= 2 and conf["fleet"]["gpus"] == int(conf["fleet"]["gpus"])):
+        raise refuse("fleet.gpus", conf["fleet"]["gpus"], "a whole number of GPUs >= 2")
+    if not 0 < conf["fleet"]["interval"] <= 600:
+        raise refuse("fleet.interval", conf["fleet"]["interval"], "a control interval of at most 600 s")
 
     work = conf["workload"]
     report = None
     if "trace" in work:
         workload, report = read_trace(work["trace"], conf["fleet"]["interval"])
     else:
-        workload = default_workload(work["seed"], work["days"], conf["fleet"]["interval"])
+        workload = _named(
+            "workload",
+            default_workload,
+            {"seed": work["seed"], "days": work["days"], "window": conf["fleet"]["interval"]},
+        )
 
     deployment = _deployment(conf["deployment"])
     context = mean_context(workload.mean_isl, workload.mean_osl)
@@ -227,15 +241,11 @@ def build_case(overrides: dict[str, dict[str, Any]] | None = None) -> Case:
         need = first.requests / first.duration * gpu_seconds / 0.7
         floor = pair * conf["fleet"]["min_workers"]
         initial = min(max(math.ceil(need / pair) * pair, floor), budget)
-    fleet = Fleet.make(
-        plant,
-        cold_start=conf["fleet"]["cold_start"],
-        interval=conf["fleet"]["interval"],
-        budget=budget,
-        initial_gpus=float(initial),
-        request_gpu_seconds=gpu_seconds,
-        min_workers=conf["fleet"]["min_workers"],
-    )
+    if initial != int(initial):
+        raise refuse("fleet.initial_gpus", initial, "a whole number of GPUs")
+    limits = {key: conf["fleet"][key] for key in ("cold_start", "interval", "min_workers")}
+    limits |= {"plant": plant, "budget": budget, "initial_gpus": float(initial), "request_gpu_seconds": gpu_seconds}
+    fleet = _named("fleet", Fleet.make, limits)
     policy = _named("policy", Thresholds, {"ratio": phi, "step": float(pair), **conf["policy"]})
     objective = _named("objective", Objective, conf["objective"])
     return Case(
@@ -244,7 +254,7 @@ def build_case(overrides: dict[str, dict[str, Any]] | None = None) -> Case:
         workload=workload,
         policy=policy,
         objective=objective,
-        settings=Settings(**conf["tune"]),
+        settings=_named("tune", Settings, conf["tune"]),
         load_scale=scale,
         phi=phi,
         report=report,
@@ -253,6 +263,10 @@ def build_case(overrides: dict[str, dict[str, Any]] | None = None) -> Case:
 
 
 def _deployment(conf: dict[str, Any]) -> Deployment:
+    if "prefill_rate" in conf and "prefill_efficiency" in conf:
+        raise refuse(
+            "deployment.prefill_efficiency", conf["prefill_efficiency"], "left out where prefill_rate is given"
+        )
     names = {"prefill_rate": "r_P", "kv_per_token": "kv_bytes_per_token"}
     given = {names.get(key, key): value for key, value in conf.items()}
     return Deployment.preset(given.pop("model"), given.pop("gpu"), **given)

@@ -32,11 +32,12 @@ class Fleet(eqx.Module):
         plant: the physics.
         cold_start: seconds from a decision to a ready worker (tau).
         interval: control interval [s] (static).
-        budget: most GPUs, ready and starting.
+        budget: most GPUs, ready and starting. Decode GPUs that were told to stop serve what they hold and are paid
+            for until it has drained; they may come on top.
         initial_gpus: fleet size at time 0, split by the policy's ratio.
         min_workers: least workers per pool.
         request_gpu_seconds: GPU time that serving a mean request takes, the unit of the objective's weights.
-        delay_ticks: whole ticks in `cold_start` (static; set by `Fleet.make`).
+        delay_ticks: whole ticks in `cold_start` (static; set by `Fleet.make`, and refused where it does not fit).
     """
 
     plant: Plant
@@ -108,7 +109,8 @@ def load_of(workload: Workload, interval: float) -> Load:
 class Trajectory(eqx.Module):
     """What happened on each tick: arrays of shape (ticks,), at the end of the tick unless said otherwise.
 
-    `prefill_gpus`, `decode_gpus` are ready; `requested_gpus` counts those that start. `buffer_bytes` against 0 and the
+    `prefill_gpus`, `decode_gpus` are ready; `requested_gpus` counts those that start too; `draining_gpus` still serve
+    what they hold after they were told to stop. `buffer_bytes` against 0 and the
     capacity; `backlog` in computed tokens; `ttft`, `tpot` [s]; `arrived`, `done`, `lost` requests in the tick.
     """
 
@@ -116,6 +118,7 @@ class Trajectory(eqx.Module):
     prefill_gpus: Array
     decode_gpus: Array
     requested_gpus: Array
+    draining_gpus: Array
     backlog: Array
     buffer_bytes: Array
     active: Array
@@ -155,7 +158,7 @@ class _Loop(NamedTuple):
     workers: Array  # commanded workers per pool, starting ones included: shape (2,)
     pending: Array  # workers that are starting: shape (2,)
     gpus: Array  # fleet size the policy last asked for
-    starts: Array  # ring of past starts: shape (delay_ticks + 2, 2)
+    starts: Array  # ring of past starts: shape (delay + 2, 2)
     sums: _Sums
 
 
@@ -178,27 +181,58 @@ def simulate(
         width: None for the hard law (integer workers, comparisons on ticks); a number > 0 for the relaxed one.
         record: keep the trajectory.
 
-    Returns a `Run`. Raises InputError for an empty workload or a width that is not positive.
+    Returns a `Run`. Raises InputError for a workload that is empty, negative or not finite, a width that is not
+    positive, and a fleet whose `delay_ticks` is not that of its cold start.
     """
     load = workload if isinstance(workload, Load) else load_of(workload, fleet.interval)
     if load.requests.shape[0] == 0:
         raise refuse("workload", "no windows", "at least one window of arrivals")
-    if width is not None and not isinstance(width, Tracer) and not np.all(np.asarray(width) > 0):
-        raise refuse("width", float(np.min(width)), "> 0, or None for the hard law")
+    _check_load(load)
+    if width is not None and not isinstance(width, Tracer):
+        if not (isinstance(width, int | float | np.ndarray | np.number | jax.Array) and np.all(np.asarray(width) > 0)):
+            raise refuse("width", width, "> 0, or None for the hard law")
+    fleet = _with_checked_delay(fleet)
     # As an array, so that another width is another input and not another compilation.
     width = None if width is None else jnp.asarray(width, dtype=jnp.float64)
     return _simulate(fleet, load, policy, objective or Objective(), width, record)
+
+
+def _check_load(load: Load) -> None:
+    """Refuse amounts that are no amounts; a traced load is taken as it is."""
+    for name, part in zip(Load._fields, load, strict=True):
+        if isinstance(part, Tracer):
+            continue
+        if part.shape != load.requests.shape:
+            raise refuse(f"load.{name}", part.shape, f"of the shape of load.requests, {load.requests.shape}")
+        values = np.asarray(part)
+        if not np.all(np.isfinite(values) & (values >= 0)):
+            bad = int(np.flatnonzero(~(np.isfinite(values) & (values >= 0)))[0])
+            raise refuse(f"load.{name}[{bad}]", float(values[bad]), "a finite amount >= 0")
+
+
+def _with_checked_delay(fleet: Fleet) -> Fleet:
+    """A cold start outside its static tick would be extrapolated silently: refuse it, also where it is traced."""
+    part = fleet.cold_start / fleet.interval - fleet.delay_ticks
+    wanted = "that of Fleet.make: the whole ticks in cold_start"
+    if isinstance(part, Tracer):
+        sure = eqx.error_if(fleet.cold_start, (part < 0) | (part > 1), f"fleet.delay_ticks must be {wanted}")
+        return eqx.tree_at(lambda f: f.cold_start, fleet, sure)
+    if not 0 <= float(part) <= 1:
+        raise refuse("fleet.delay_ticks", fleet.delay_ticks, wanted)
+    return fleet
 
 
 @eqx.filter_jit
 def _simulate(
     fleet: Fleet, load: Load, policy: Thresholds, objective: Objective, width: Scalar | None, record: bool
 ) -> Run:
-    loop = _start(fleet, policy, width)
     ticks = load.requests.shape[0]
+    # Longer than the horizon is the same as never: the ring need not remember more than the run has ticks.
+    delay = min(fleet.delay_ticks, ticks + 1)
+    loop = _start(fleet, policy, width, delay)
 
     def tick(loop: _Loop, inputs: tuple[Array, Load]) -> tuple[_Loop, Trajectory | None]:
-        return _tick(fleet, policy, objective, width, record, loop, inputs)
+        return _tick(fleet, policy, objective, width, record, delay, loop, inputs)
 
     loop, trajectory = jax.lax.scan(tick, loop, (jnp.arange(ticks), load))
     s = loop.sums
@@ -228,7 +262,7 @@ def _bounds(fleet: Fleet) -> Bounds:
     return Bounds(fleet.plant.prefill_worker, fleet.plant.decode_worker, fleet.min_workers, fleet.budget)
 
 
-def _start(fleet: Fleet, policy: Thresholds, width: Scalar | None) -> _Loop:
+def _start(fleet: Fleet, policy: Thresholds, width: Scalar | None, delay: int) -> _Loop:
     zero = jnp.zeros(())
     gpus = jnp.asarray(fleet.initial_gpus, dtype=jnp.float64)
     workers = jnp.stack(policy.split(gpus, _bounds(fleet), width))
@@ -237,7 +271,7 @@ def _start(fleet: Fleet, policy: Thresholds, width: Scalar | None) -> _Loop:
         workers=workers,
         pending=jnp.zeros(2),
         gpus=gpus,
-        starts=jnp.zeros((fleet.delay_ticks + 2, 2)),
+        starts=jnp.zeros((delay + 2, 2)),
         sums=_Sums(*([zero] * len(_Sums._fields))),
     )
 
@@ -248,6 +282,7 @@ def _tick(
     objective: Objective,
     width: Scalar | None,
     record: bool,
+    delay: int,
     loop: _Loop,
     inputs: tuple[Array, Load],
 ) -> tuple[_Loop, Trajectory | None]:
@@ -270,11 +305,11 @@ def _tick(
     # Start and stop. Stops take ready workers at once; starts arrive after the cold start.
     change = wanted - loop.workers
     begun = positive_part(change)
-    slots = fleet.delay_ticks + 2
+    slots = delay + 2
     starts = jax.lax.dynamic_update_index_in_dim(loop.starts, begun, index % slots, 0)
     part = fleet.cold_start / dt - fleet.delay_ticks
-    earlier = jax.lax.dynamic_index_in_dim(starts, (index - fleet.delay_ticks) % slots, 0, keepdims=False)
-    before = jax.lax.dynamic_index_in_dim(starts, (index - fleet.delay_ticks - 1) % slots, 0, keepdims=False)
+    earlier = jax.lax.dynamic_index_in_dim(starts, (index - delay) % slots, 0, keepdims=False)
+    before = jax.lax.dynamic_index_in_dim(starts, (index - delay - 1) % slots, 0, keepdims=False)
     arrived = (1.0 - part) * earlier + part * before
     pending = positive_part(loop.pending + begun - arrived)
     ready = positive_part(wanted - pending) * per_worker
@@ -303,6 +338,7 @@ def _tick(
             prefill_gpus=ready[0],
             decode_gpus=ready[1],
             requested_gpus=jnp.sum(wanted * per_worker),
+            draining_gpus=flows.serving - ready[1],
             backlog=jnp.asarray(new.computed),
             buffer_bytes=plant.kappa * jnp.asarray(new.buffer.stored),
             active=jnp.asarray(new.active.requests),

@@ -25,6 +25,10 @@ _LIMITS = {  # what each limit on the request rate is called
 }
 
 
+# The largest fleet whose splits are listed.
+MOST_GPUS = 1_000_000
+
+
 @dataclass(frozen=True)
 class Split:
     """GPUs of each pool, the request rate [req/s] they carry, its share of the best, and the limit that binds."""
@@ -395,4 +399,6 @@ def _fleet(gpus: Number, d: Deployment, isl: float, osl: float) -> int:
     least = d.gpus_per_prefill_worker * bool(isl) + d.gpus_per_decode_worker * bool(osl)
     if isinstance(gpus, bool) or not math.isfinite(gpus) or gpus != int(gpus) or gpus < least:
         raise refuse("gpus", gpus, f"a whole number of GPUs >= {least}: {' and '.join(workers)}")
+    if gpus > MOST_GPUS:
+        raise refuse("gpus", gpus, f"at most {MOST_GPUS:,}: every whole split is looked at")
     return int(gpus)

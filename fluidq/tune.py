@@ -82,9 +82,10 @@ class Settings:
         for name in ("steps", "starts", "judge_every", "unseen"):
             if getattr(self, name) < 1:
                 raise refuse(f"tune.{name}", getattr(self, name), "at least 1")
-        if self.realisations < 0 or self.seed < 0:
-            name = "realisations" if self.realisations < 0 else "seed"
-            raise refuse(f"tune.{name}", getattr(self, name), "an integer >= 0")
+        if self.realisations < 0:
+            raise refuse("tune.realisations", self.realisations, "an integer >= 0")
+        if not 0 <= self.seed < 2**63:
+            raise refuse("tune.seed", self.seed, "an integer from 0 to 2^63 - 1")
         for name in ("spread", "learning_rate", "width_start", "width_end"):
             if not getattr(self, name) > 0:
                 raise refuse(f"tune.{name}", getattr(self, name), "> 0")
@@ -184,12 +185,13 @@ def tune(
 
     relaxed = _relaxed_cost(fleet, load, policy, objective)
     check = check_gradient(relaxed, origin, settings.width_start)
-    hard = _hard_costs(fleet, policy, objective)
+    hard = _hard_costs(fleet, objective)
+    from_all = jax.jit(jax.vmap(lambda v: from_coordinates(v, policy)))
 
-    best_cost, best = _judge(hard(origin[None], choosing), np.inf)[0], origin
+    # The given policy is judged as it is, not through its coordinates: a threshold of 0 has none.
+    given = hard(_in_batch(policy), choosing)
+    own_before, best_cost, best = float(given[0, 0]), float(given.mean()), None
     judged = [(0, best_cost)]
-    # The tuning workload is column 0: a candidate must beat the given policy there, not only on average.
-    own_before = float(hard(origin[None], choosing)[0, 0])
 
     optimiser = optax.adam(optax.cosine_decay_schedule(settings.learning_rate, settings.steps))
     step = _make_step(relaxed, optimiser)
@@ -203,22 +205,23 @@ def tune(
             for index in np.flatnonzero(~np.asarray(sound)):
                 health.append(f"start {index}, step {k}: gradient exploded at width {widths[k]:.3g}; step not taken")
             if (k + 1) % settings.judge_every == 0 or k + 1 == settings.steps:
-                costs = hard(u, choosing)
-                value, index = _judge(costs, own_before)
+                # The tuning workload is column 0: a candidate must beat the given policy there, not only on average.
+                value, index = _judge(hard(from_all(u), choosing), own_before)
                 if value < best_cost:
                     best_cost, best = value, u[index]
                 judged.append((k + 1, best_cost))
                 bar.set_postfix_str(f"hard cost {best_cost:.4g} GPU-h")
             bar.update()
 
-    after = jax.tree.map(float, from_coordinates(best, policy)) if best is not origin else policy
+    after = policy if best is None else jax.tree.map(float, from_coordinates(best, policy))
+    final = hard(jax.tree.map(lambda *x: jnp.stack(x), *map(_as_arrays, (policy, after))), unseen)
     return TuneResult(
         before=policy,
         after=after,
         hard_before=hard_cost(fleet, load, policy, objective),
         hard_after=hard_cost(fleet, load, after, objective),
-        unseen_before=np.asarray(hard(origin[None], unseen)[0]),
-        unseen_after=np.asarray(hard(best[None], unseen)[0]),
+        unseen_before=final[0],
+        unseen_after=final[1],
         gradient_check=check,
         history=np.stack(history),
         judged=judged,
@@ -276,17 +279,26 @@ def _relaxed_cost(fleet: Fleet, load: Load, like: Thresholds, objective: Objecti
     return cost
 
 
-def _hard_costs(fleet: Fleet, like: Thresholds, objective: Objective) -> Callable[[Array, Load], np.ndarray]:
-    """Hard cost of every policy on every draw, in one batch: (policies, 5), (draws, ticks) -> (policies, draws)."""
+def _hard_costs(fleet: Fleet, objective: Objective) -> Callable[[Thresholds, Load], np.ndarray]:
+    """Hard cost of every policy of a batch on every draw, in one call: shape (policies, draws)."""
 
     @eqx.filter_jit
-    def costs(u: Array, loads: Load) -> Array:
-        def one(v: Array, load: Load) -> Array:
-            return simulate(fleet, load, from_coordinates(v, like), objective, record=False).cost.cost
+    def costs(policies: Thresholds, loads: Load) -> Array:
+        def one(policy: Thresholds, load: Load) -> Array:
+            return simulate(fleet, load, policy, objective, record=False).cost.cost
 
-        return jax.vmap(lambda v: jax.vmap(lambda load: one(v, load))(loads))(u)
+        return jax.vmap(lambda policy: jax.vmap(lambda load: one(policy, load))(loads))(policies)
 
-    return lambda u, loads: np.asarray(costs(u, loads))
+    return lambda policies, loads: np.asarray(costs(policies, loads))
+
+
+def _as_arrays(policy: Thresholds) -> Thresholds:
+    return jax.tree.map(lambda x: jnp.asarray(x, dtype=jnp.float64), policy)
+
+
+def _in_batch(policy: Thresholds) -> Thresholds:
+    """A batch of one."""
+    return jax.tree.map(lambda x: x[None], _as_arrays(policy))
 
 
 def _judge(costs: np.ndarray, own_limit: float) -> tuple[float, int]:

@@ -137,7 +137,29 @@ def test_figures_are_listed(capsys):
     assert {"name", "source", "worst_error"} <= set(json.loads(out)[0])
 
 
+def test_sorting_and_spreading_are_told_in_text_and_json(capsys, tmp_path):
+    rows = [f"2023-11-16 18:{m:02d}:{s:02d}.0000000,900,100" for m in range(6) for s in range(0, 60, 2)]
+    rows[3], rows[4] = rows[4], rows[3]
+    (tmp_path / "t.csv").write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    (tmp_path / "s.toml").write_text("[tune]\nsteps = 1\nstarts = 1\nunseen = 1\nrealisations = 0\n")
+    argv = ["tune", "--scenario", str(tmp_path / "s.toml"), "--trace", str(tmp_path / "t.csv")]
+    _, out, _ = run(capsys, *argv)
+    assert "time stamps were not in order (first at line 6)" in out
+    _, out, _ = run(capsys, *argv, "--json")
+    assert any("not in order" in note for note in json.loads(out)["workload"]["notes"])
+
+
+def test_a_result_that_cannot_be_written_is_one_sentence(capsys, tmp_path):
+    (tmp_path / "size.json").mkdir()
+    code, _, err = run(capsys, "size", "--out", str(tmp_path))
+    assert code == 2
+    assert "size.json cannot be written" in err
+    assert not (tmp_path / "size.part").exists()
+
+
 BAD = [
+    ("tune --seed 9223372036854775808", "--seed is 9223372036854775808"),
+    ("size --gpus 1e13", "gpus is 10000000000000"),
     ("size --gpu B20", "unknown GPU 'B20'; did you mean 'B200'?"),
     ("size --model GLM5.2", "unknown model 'GLM5.2'; did you mean 'GLM-5.2'?"),
     ("size --nic 400", "400Gbps or 50GB/s"),

@@ -116,6 +116,30 @@ def test_full_buffer_stalls_or_loses():
     assert float(lossy.backlog.requests) == pytest.approx(0.0, abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("changes", "rate_of_service"),
+    [
+        # Decode holds everything back: 64 slots, 400 steps of 20 ms.
+        ({}, 64 / (400 * 0.02)),
+        # The fabric does: 0.5 GB/s over 95 kB and 1000 tokens.
+        ({"fabric": 0.5e9}, 0.5e9 / (95e3 * 1000)),
+        # Prefill does: 2 GPUs of 10,000 tok/s, here at a tenth of it.
+        ({"r_P": 500.0}, 2 * 500.0 / 1000),
+    ],
+)
+def test_ttft_of_an_overloaded_fleet_is_the_wait_of_the_last_in_line(changes, rate_of_service):
+    """FIFO: who arrives at time t after n requests is served when n are through, at the bottleneck's own rate."""
+    plant = small_plant(t_step_b=0.0, t_step_c=0.0, capacity=5e9, **changes)
+    state, arrived, dt = empty(), 0.0, 1.0
+    for _ in range(600):
+        state, flows = STEP(state, Arrivals(20.0, 20e3, 20e3, 20 * 400.0), 2.0, 1.0, plant, dt)
+        arrived += 20.0
+    waiting = float(state.backlog.requests + state.buffer.requests)
+    own = 1000 / float(plant.r_P) + float(plant.kappa) * 1000 / 45e9 + 0.02
+    assert waiting > 1000
+    assert float(flows.ttft) == pytest.approx(waiting / rate_of_service + own, rel=0.02)
+
+
 def test_draining_decode_gpus_keep_serving_and_are_counted():
     busy = Contents(128.0, 128e3, 128e3)
     state = PlantState(Contents(0.0, 0.0, 0.0), 0.0, Contents(0.0, 0.0, 0.0), busy)

@@ -48,14 +48,30 @@ def test_a_batch_that_does_not_fit_is_cut_and_said():
     assert any("batch cut from 4000" in note for note in case.notes)
 
 
+def test_another_model_or_gpu_brings_its_own_rates():
+    default = build_case().deployment
+    other = build_case({"deployment": {"model": "Llama-3.1-70B", "gpu": "H100", "batch": 8}}).deployment
+    slower = build_case({"deployment": {"prefill_efficiency": 0.3}}).deployment
+    assert default.r_P == 13_114
+    assert other.r_P != default.r_P
+    assert slower.r_P == pytest.approx(0.3 * 56_250)
+
+
 BAD = [
+    ("[fleet]\ngpus = -8\n", "fleet.gpus is -8.0; it must be a whole number of GPUs >= 2"),
+    ("[fleet]\ngpus = 100.5\n", "fleet.gpus is 100.5"),
+    ("[fleet]\ninitial_gpus = 33.3\n", "fleet.initial_gpus is 33.3"),
+    ('[fleet]\ninterval = "12h"\n', "fleet.interval is 43200.0"),
+    ("[fleet]\ncold_start = -3\n", "fleet.cold_start is -3.0"),
+    ("[tune]\nseed = 99999999999999999999\n", "tune.seed is 99999999999999999999"),
+    ('[deployment]\nprefill_rate = "1000tok/s"\nprefill_efficiency = 0.5\n', "left out where prefill_rate is given"),
     ("[fleat]\n", "unknown section 'fleat'; did you mean 'fleet'?"),
     ("[fleet]\ncold_strat = 3\n", "unknown key in .fleet. 'cold_strat'; did you mean 'cold_start'?"),
     ('[fleet]\ncold_start = "-3s"\n', "-3"),
     ('[fleet]\ncold_start = "3GB"\n', "fleet.cold_start"),
     ("[fleet]\nbuffer = 150\n", "fleet.buffer"),
     ('[fleet]\noverflow = "drop"\n', "'back-pressure' or 'loss'"),
-    ("[fleet]\ngpus = 1\n", "budget is 1.0; it must be at least 16 GPUs"),
+    ("[fleet]\ngpus = 1\n", "fleet.gpus is 1.0"),
     ("[policy]\nprefill_up = 0.01\n", "policy.prefill_down is 0.1; it must be below prefill_up, which is 0.01"),
     ("[policy]\nratio = 1\n", "policy.ratio is 1.0"),
     ("[objective]\nttft = 0\n", "objective.ttft is 0.0"),
@@ -75,6 +91,17 @@ BAD = [
 def test_a_wrong_scenario_is_named_by_its_path(tmp_path, text, words):
     with pytest.raises(ValueError, match=words):
         build_case(read_scenario(write(tmp_path, text)))
+
+
+def test_python_overrides_are_checked_like_a_file():
+    for bad, words in (
+        ({"fleet": {"gpu": 3}}, "unknown key"),
+        ({"flet": {}}, "unknown section"),
+        ({"fleet": {"buffer": 5.0}}, "fleet.buffer"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            build_case(bad)
+    assert build_case({"fleet": {"cold_start": "2min"}}).fleet.cold_start == 120.0
 
 
 def test_binary_and_folders_are_refused(tmp_path):

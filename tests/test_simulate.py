@@ -1,5 +1,6 @@
 """The closed loop: balance of requests, cold starts, budget, derivatives."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -139,6 +140,37 @@ def test_no_load_costs_the_least_fleet_and_has_finite_gradients():
 def test_bad_fleets_are_named(changes, words):
     with pytest.raises(ValueError, match=words):
         small_fleet(**changes)
+
+
+def test_a_cold_start_of_years_is_never_and_needs_no_memory():
+    fleet = small_fleet(cold_start=1e12, initial_gpus=4.0)
+    t = simulate(fleet, constant(rate=60.0, ticks=50), GROWS).trajectory
+    assert np.ptp(np.asarray(t.prefill_gpus + t.decode_gpus)) == 0
+
+
+def test_a_cold_start_that_does_not_fit_its_ticks_is_refused_also_when_traced():
+    fleet = small_fleet(cold_start=40.0)
+    longer = eqx.tree_at(lambda f: f.cold_start, fleet, 300.0)
+    with pytest.raises(ValueError, match=r"fleet\.delay_ticks is 2"):
+        simulate(longer, constant(ticks=20), POLICY)
+
+    def cost(cold_start):
+        moved = eqx.tree_at(lambda f: f.cold_start, fleet, cold_start)
+        return simulate(moved, constant(ticks=20), POLICY, record=False).cost.cost
+
+    assert np.isfinite(float(eqx.filter_jit(cost)(jnp.asarray(41.0))))
+    with pytest.raises(RuntimeError, match="delay_ticks must be"):
+        eqx.filter_jit(cost)(jnp.asarray(300.0))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_amounts_that_are_none_are_named(value):
+    load = constant(ticks=10)
+    bad = load._replace(stored=load.stored.at[3].set(value))
+    with pytest.raises(ValueError, match=r"load\.stored\[3\] is"):
+        simulate(small_fleet(), bad, POLICY)
+    with pytest.raises(ValueError, match=r"load\.output is \(5,\)"):
+        simulate(small_fleet(), load._replace(output=load.output[:5]), POLICY)
 
 
 def test_bad_widths_and_empty_loads_are_named():

@@ -136,6 +136,9 @@ def test_time_to_first_token_adds_up_and_the_trade_is_real():
         apart = float(aggregated.ttft_disaggregated(load=load, g_P=1, kappa_store=95e3, nic=50e9, **at))
         together = float(aggregated.ttft_temporal(load=load, phi=0.4, g_worker=1, **at))
         assert together < apart
+        prefill, transfer = 8192 / 56_250, 8192 * 95e3 / 50e9
+        wait = float(aggregated.queue_wait(load=load, service=prefill, scv=0))
+        assert apart == pytest.approx(wait + prefill + transfer + 0.02)
         assert float(aggregated.tpot_temporal(t_step=0.02, load=load, phi=0.4)) > 0.02
 
 
@@ -182,6 +185,25 @@ def test_a_prompt_in_chunks_counted():
     assert float(aggregated.prefix_reread(kappa_read=kappa, isl=isl, n_chunks=n)) == read
     assert float(aggregated.chunk_loads(n_chunks=n)) == sum(range(1, n + 1))
     assert float(aggregated.prefix_reread(kappa_read=kappa, isl=isl, n_chunks=1)) == 0
+
+
+def test_a_mixed_step_is_free_up_to_the_free_chunk():
+    """Longest chunk (bisected) whose step takes no longer than a bare decode step, and the tokens that find no room."""
+    at = dict(B=64.0, theta_ctx=8704.0, W=93e9, kappa_read=4864.0, flop_token=8e10, peak=2.25e15, hbm_rate=8e12)
+    bare = (93e9 + 4864 * 64 * 8704) / 8e12
+    longest = optimize.brentq(
+        lambda c: float(aggregated.mixed_step(chunk=c, prior=0.0, **at)) - bare * (1 + 1e-9), 1.0, 1e4
+    )
+    assert float(aggregated.free_chunk(**at)) == pytest.approx(longest, rel=1e-5)
+    with_prefix = float(aggregated.mixed_step(chunk=1.0, prior=1e6, **at))
+    assert with_prefix == pytest.approx(bare + 1e6 * 4864 / 8e12)
+    bound = float(aggregated.compute_bound_tokens(peak=2.25e15, weight_bytes=2.0, hbm_rate=8e12))
+    assert 2 * bound * 1e9 / 2.25e15 == pytest.approx(2 * 1e9 / 8e12)  # a billion weights: computed and read
+    left, slots = 64 * 8192.0, 0.0
+    for _ in range(1024):  # steps of the batch, each with room beside its 64 decodes
+        slots += min(left - slots, bound - 64)
+    ours = aggregated.uncovered_prefill(B=64.0, isl=8192.0, osl=1024.0, tokens_bound=bound)
+    assert float(ours) == pytest.approx(left - slots)
 
 
 def test_decode_maximal_batches_are_always_full():

@@ -99,6 +99,15 @@ def test_slowest_of_normal_ranks_is_drawn(count):
     assert ours <= float(ranks.barrier_bound_any(step_mean=0.02, step_spread=0.002, ranks=count)) + 1e-12
 
 
+def test_the_normal_bound_is_the_least_of_a_family():
+    """ln R / t + t/2 bounds the largest of R normals for every t; the formula is its minimum."""
+    t = np.geomspace(1e-3, 1e2, 200_001)
+    for count in (2, 8, 320):
+        ours = float(ranks.barrier_bound(step_mean=0.0, step_spread=1.0, ranks=count))
+        assert ours == pytest.approx((np.log(count) / t + t / 2).min(), rel=1e-8)
+    assert float(ranks.barrier_bound(step_mean=0.02, step_spread=0.002, ranks=1)) == pytest.approx(0.02)
+
+
 def test_no_law_exceeds_the_bound_that_needs_none():
     """Samples of six laws, among them heavy and two-valued ones; the power law u^(R - 1) reaches it."""
     rng = np.random.default_rng(12)

@@ -77,6 +77,17 @@ def test_the_given_policy_is_kept_where_nothing_beats_it():
     assert result.hard_after["cost"] == result.hard_before["cost"]
 
 
+def test_a_threshold_of_zero_is_judged_as_it_is():
+    """Down below 0 means never; its coordinate is beside it and must not stand in for it in the judgement."""
+    fleet = small_fleet()
+    never = Thresholds(prefill_up=1.0, prefill_down=0.0, decode_up=1.0, decode_down=0.6, ratio=0.5, step=4.0)
+    result = tune(fleet, SHORT, never, settings=QUICK, progress=False)
+    draws = [SHORT.reseeded(int(s)) for s in np.random.SeedSequence(0).generate_state(3)[1:]]
+    for found, draw in zip(result.unseen_before, draws, strict=True):
+        assert found == pytest.approx(float(simulate(fleet, draw, never, record=False).cost.cost), rel=1e-12)
+    assert result.hard_after["cost"] <= result.hard_before["cost"]
+
+
 def test_an_exploding_gradient_is_named_and_its_step_not_taken():
     """Narrow gates on a loop with a long cold start amplify; the search says so instead of stepping on it."""
     fleet = small_fleet(cold_start=150.0)

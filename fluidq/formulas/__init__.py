@@ -1404,4 +1404,4 @@ registry: dict[str, Formula] = {
     },
 }
 
-__all__ = ["Formula", "aggregated", "balance", "buffer", "capacity", "control", "envelopes", "fabric", "memory", "ranks", "requests", "rounding", "stages", "theorem", "transfer", "registry"]
+__all__ = ["Formula", "aggregated", "balance", "buffer", "capacity", "control", "envelopes", "fabric", "memory", "ranks", "registry", "requests", "rounding", "stages", "theorem", "transfer"]

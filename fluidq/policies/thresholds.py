@@ -17,8 +17,11 @@ PARAMETERS = ("prefill_up", "prefill_down", "decode_up", "decode_down", "ratio")
 
 
 class Signals(NamedTuple):
-    """What a controller sees on a tick: `prefill_wait` [s of queued work], `decode_load` (active and waiting sequences
-    over batch slots), `pending` GPUs that are starting, and the fleet size `gpus` last asked for."""
+    """What a controller sees on a tick.
+
+    `prefill_wait` [s] is the queued work at the full prefill rate, whatever holds it back; `decode_load` the active and
+    waiting sequences over batch slots; `pending` the GPUs that are starting; `gpus` the fleet size last asked for.
+    """
 
     prefill_wait: Scalar
     decode_load: Scalar

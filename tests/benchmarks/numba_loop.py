@@ -88,11 +88,13 @@ def _one(policy, loads, plant, fleet, prices):
         )
         x_n, x_s, x_o, work0 = (1 - moved) * y_n, (1 - moved) * y_s, (1 - moved) * y_o, (1 - moved) * work
 
-        stock = 0.0
+        stock = both = 0.0
         if n_D > 0:
             stock = max(q_o * t / (n_D * batch), kappa * q_s / (n_D * nic_D))
+            both = max((q_o + x_o) * t / (n_D * batch), kappa * (q_s + x_s) / (n_D * nic_D))
         isl_c, isl_s = (comp / n, stored / n) if n > 0 else (0.0, 0.0)
-        ttft = (work0 / (n_P * r_P) if n_P > 0 else 0.0) + isl_c / (g_P * r_P) + stock
+        first = max(work0 / (n_P * r_P), kappa * x_s / min(n_P * nic_P, fabric)) if n_P > 0 else 0.0
+        ttft = max(first + stock, both) + isl_c / (g_P * r_P)
         ttft += kappa * isl_s / min(g_P * nic_P, g_D * nic_D) + t
         late += n / (1 + math.exp(-(math.log(ttft) - math.log(ttft_limit)) / ttft_spread))
         late += done / (1 + math.exp(-(math.log(t) - math.log(tpot_limit)) / tpot_spread))
