@@ -341,7 +341,7 @@ def package_source(modules: dict[str, ModuleType]) -> str:
                 f'        "source": "{d.source}",',
                 "    },",
             ]
-    exported = ", ".join(f'"{n}"' for n in [*made, "registry"])
+    exported = ", ".join(f'"{n}"' for n in sorted([*made, "registry"]))
     lines += ["}", "", f'__all__ = ["Formula", {exported}]']
     return "\n".join(lines) + "\n"
 
