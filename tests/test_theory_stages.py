@@ -125,6 +125,7 @@ def test_unit_workers_reach_the_bound():
         shares = tuple(Fraction(k, room) for k in counts)
         loss = 1 - best_kept(total, list(_splits(total, (1,) * n)), shares)
         assert loss == Fraction(n - 1, total)
+        assert float(loss) == pytest.approx(float(stages.stage_rounding_bound(N=total, worker_sum=n, worker_gcd=1)))
 
 
 def _pingpong(t_a, t_e, t_c, m, layers):
@@ -185,6 +186,9 @@ def test_the_mean_field_ratio_is_within_a_tenth_of_a_simulated_optimum():
         return r * batch / ((r + 1) * np.maximum(slowest, slope * r * batch + base).mean())
 
     rates = {r: simulated(r) for r in range(1, 9)}
+    one = float(stages.afd_throughput(attention_ratio=1.0, **mean_field, B=batch))
+    assert one == pytest.approx(rates[1], rel=0.01)  # one instance waits for no other
+    assert all(float(stages.afd_throughput(attention_ratio=r, **mean_field, B=batch)) > rates[r] for r in (2, 8))
     near = max(rates[n] for n in {int(np.floor(best)), int(np.ceil(best))})
     assert near >= 0.9 * max(rates.values())
 
