@@ -9,6 +9,7 @@ from fluidq import catalog
 from fluidq._errors import refuse, unknown
 from fluidq._numerics import Scalar
 from fluidq.catalog import Figure
+from fluidq.formulas import requests
 from fluidq.units import Number, Quantity, format, si
 
 # Share of HBM that resident weights may take before the preset spreads them over twice the GPUs.
@@ -23,7 +24,7 @@ def mean_context(isl: Number, osl: Number) -> float:
     >>> mean_context(8192, 1024)
     8703.5
     """
-    return isl + max(osl - 1, 0) / 2
+    return float(requests.mean_context_fixed(isl=isl, osl=osl))
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,8 @@ class Deployment:
 
     def t_step(self, batch: Scalar, context: Scalar) -> Scalar:
         """Time of one decode step [s] with `batch` sequences per GPU at mean `context` [tok]: a + b*B + c*B*context."""
-        return self.t_step_a + self.t_step_b * batch + self.t_step_c * batch * context
+        law = {"t_step_a": self.t_step_a, "t_step_b": self.t_step_b, "t_step_c": self.t_step_c}
+        return requests.step_time(**law, B=batch, theta_ctx=context)
 
     def free_hbm(self) -> float:
         """HBM of a decode GPU that weights leave [B]; activations are not subtracted."""

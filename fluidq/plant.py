@@ -14,6 +14,7 @@ from jaxtyping import Array
 
 from fluidq._numerics import least, most, positive_part, ratio
 from fluidq._types import Scalar
+from fluidq.formulas import requests
 
 # Requests in a batch that count as none [req].
 NEGLIGIBLE = 1e-12
@@ -115,12 +116,10 @@ def _share(limit: Scalar, wanted: Scalar) -> Array:
 
 
 def step_time(plant: Plant, sequences: Scalar, stored: Scalar, output: Scalar, gpus: Scalar) -> Array:
-    """Decode step time t = a + b*B + c*B*context [s] of `sequences` spread over `gpus`.
-
-    The mean context is the stored input plus half of the output, both per sequence (D07's linear law).
-    """
-    context = ratio(stored, sequences) + 0.5 * ratio(output, sequences)
-    return plant.t_step_a + ratio(sequences, gpus) * (plant.t_step_b + plant.t_step_c * context)
+    """Decode step time [s] of `sequences` spread over `gpus`: D07's law at D05's context of their mean lengths."""
+    context = requests.mean_context_fixed(isl=ratio(stored, sequences), osl=ratio(output, sequences))
+    law = {"t_step_a": plant.t_step_a, "t_step_b": plant.t_step_b, "t_step_c": plant.t_step_c}
+    return requests.step_time(**law, B=ratio(sequences, gpus), theta_ctx=context)
 
 
 def _residence(store: Contents, t_step: Scalar, plant: Plant) -> Array:

@@ -188,7 +188,8 @@ def test_the_mean_field_ratio_is_within_a_tenth_of_a_simulated_optimum():
     rates = {r: simulated(r) for r in range(1, 9)}
     one = float(stages.afd_throughput(attention_ratio=1.0, **mean_field, B=batch))
     assert one == pytest.approx(rates[1], rel=0.01)  # one instance waits for no other
-    assert all(float(stages.afd_throughput(attention_ratio=r, **mean_field, B=batch)) > rates[r] for r in (2, 8))
+    for r, rate in rates.items():  # waiting for the slowest only costs
+        assert rate <= float(stages.afd_throughput(attention_ratio=float(r), **mean_field, B=batch)) * 1.005
     near = max(rates[n] for n in {int(np.floor(best)), int(np.ceil(best))})
     assert near >= 0.9 * max(rates.values())
 

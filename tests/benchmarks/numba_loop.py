@@ -57,7 +57,7 @@ def _one(policy, loads, plant, fleet, prices):
         n_P, n_D = max(want_P - pend_P, 0.0) * g_P, max(want_D - pend_D, 0.0) * g_D
 
         serving = max(n_D, b_n / batch)
-        context = (b_s + 0.5 * b_o) / b_n if b_n > 0 else 0.0
+        context = b_s / b_n + 0.5 * max(b_o / b_n - 1.0, 0.0) if b_n > 0 else 0.0
         t = a + (b_n / serving if serving > 0 else 0.0) * (b + c * context)
         keep_old = _kept(b_o / b_n * t, dt)[0] if b_n > 1e-12 else 0.0
         slots = max(n_D * batch - keep_old * b_n, 0.0)
