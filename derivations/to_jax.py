@@ -259,7 +259,7 @@ def function_source(form: ClosedForm, derivation: Derivation) -> str:
     ]
     lines += ["", _wrapped(f"Assumes: {'; '.join(derivation.assumptions)}.", rest=" " * 8)]
     for convention in form.conventions:
-        lines.append(_wrapped(f"Edge: {convention.words}; the gradient is 0 there.", rest=" " * 8))
+        lines.append(_wrapped(f"Edge: {convention.words}; the guarded term's gradient is 0 there.", rest=" " * 8))
     if form.note:
         lines.append(_wrapped(f"Note: {form.note}", rest=" " * 8))
     lines += [_wrapped(f"Source: {derivation.id}, {derivation.source}.", rest=" " * 8), '    """']

@@ -26,7 +26,7 @@ def tpot_temporal(*, t_step: Scalar, load: Scalar, phi: Scalar) -> Array:
     Assumes: same r_P, batch and step time in both; phases one after the other, no mixed steps; saturated where the
         load is 1: each GPU has B sequences resident and completes B/O a step; at a load below 1, t_step is that of
         the batch then running and decoding never pauses.
-    Edge: load = phi = 1 (prefill takes all): inf; the gradient is 0 there.
+    Edge: load = phi = 1 (prefill takes all): inf; the guarded term's gradient is 0 there.
     Source: D21, theory, group 5; the article's temporal aggregation.
     """
     t_step, load, phi = map(jnp.asarray, (t_step, load, phi))
@@ -72,7 +72,7 @@ def prefills_per_step(*, B: Scalar, osl: Scalar, g_worker: Scalar) -> Array:
     Assumes: same r_P, batch and step time in both; phases one after the other, no mixed steps; saturated where the
         load is 1: each GPU has B sequences resident and completes B/O a step; at a load below 1, t_step is that of
         the batch then running and decoding never pauses.
-    Edge: osl = 0 (nothing to decode): inf; the gradient is 0 there.
+    Edge: osl = 0 (nothing to decode): inf; the guarded term's gradient is 0 there.
     Source: D21, theory, group 5; the article's temporal aggregation.
     """
     B, osl, g_worker = map(jnp.asarray, (B, osl, g_worker))
@@ -118,7 +118,7 @@ def stall_chance(*, B: Scalar, osl: Scalar, g_worker: Scalar) -> Array:
     Assumes: same r_P, batch and step time in both; phases one after the other, no mixed steps; saturated where the
         load is 1: each GPU has B sequences resident and completes B/O a step; at a load below 1, t_step is that of
         the batch then running and decoding never pauses.
-    Edge: osl = 0 (nothing to decode): 1; the gradient is 0 there.
+    Edge: osl = 0 (nothing to decode): 1; the guarded term's gradient is 0 there.
     Source: D21, theory, group 5; the article's temporal aggregation.
     """
     B, osl, g_worker = map(jnp.asarray, (B, osl, g_worker))
@@ -323,7 +323,7 @@ def decode_maximal_ratio(*, chunk: Scalar, B: Scalar) -> Array:
     Assumes: same batch, r_P and step time as the two pools; omega from 0 (one after the other) to 1 (disjoint
         resources); chunks of equal length; a mixed step takes the longer of its arithmetic and its traffic; a split
         GPU: prefill linear in its share of multiprocessors, decode linear until its share saturates the HBM.
-    Edge: B <= 1 (no decode rides along): inf; the gradient is 0 there.
+    Edge: B <= 1 (no decode rides along): inf; the guarded term's gradient is 0 there.
     Source: D23, theory, group 5 (the bound is ours); SARATHI, Bullet, DuetServe.
     """
     chunk, B = map(jnp.asarray, (chunk, B))
@@ -412,7 +412,7 @@ def queue_wait(*, load: Scalar, service: Scalar, scv: Scalar) -> Array:
     Assumes: Poisson arrivals split at random over the workers, one first-come queue each (M/G/1), equal workers;
         prefill of one prompt at a time, without preemption; aggregated workers decode whenever no prompt waits; the
         decode pool admits at once; it emits the first token.
-    Edge: load = 1 (the queue grows for ever): inf; the gradient is 0 there.
+    Edge: load = 1 (the queue grows for ever): inf; the guarded term's gradient is 0 there.
     Source: D24, theory, group 5; DistServe, Splitwise, SARATHI; the ratio of the waits is ours.
     """
     load, service, scv = map(jnp.asarray, (load, service, scv))
@@ -434,7 +434,7 @@ def wait_ratio(*, load: Scalar, phi: Scalar) -> Array:
     Assumes: Poisson arrivals split at random over the workers, one first-come queue each (M/G/1), equal workers;
         prefill of one prompt at a time, without preemption; aggregated workers decode whenever no prompt waits; the
         decode pool admits at once; it emits the first token.
-    Edge: load = phi = 1: 1; the gradient is 0 there.
+    Edge: load = phi = 1: 1; the guarded term's gradient is 0 there.
     Source: D24, theory, group 5; DistServe, Splitwise, SARATHI; the ratio of the waits is ours.
     """
     load, phi = map(jnp.asarray, (load, phi))
@@ -459,7 +459,7 @@ def temporal_wait(*, load: Scalar, phi: Scalar, service: Scalar, scv: Scalar, t_
     Assumes: Poisson arrivals split at random over the workers, one first-come queue each (M/G/1), equal workers;
         prefill of one prompt at a time, without preemption; aggregated workers decode whenever no prompt waits; the
         decode pool admits at once; it emits the first token.
-    Edge: load = phi = 1: inf; the gradient is 0 there.
+    Edge: load = phi = 1: inf; the guarded term's gradient is 0 there.
     Source: D24, theory, group 5; DistServe, Splitwise, SARATHI; the ratio of the waits is ours.
     """
     load, phi, service, scv, t_step = map(jnp.asarray, (load, phi, service, scv, t_step))
@@ -481,7 +481,7 @@ def ttft_pipelined(*, load: Scalar, service: Scalar) -> Array:
     Assumes: Poisson arrivals split at random over the workers, one first-come queue each (M/G/1), equal workers;
         prefill of one prompt at a time, without preemption; aggregated workers decode whenever no prompt waits; the
         decode pool admits at once; it emits the first token.
-    Edge: load = 1: inf; the gradient is 0 there.
+    Edge: load = 1: inf; the guarded term's gradient is 0 there.
     Source: D24, theory, group 5; DistServe, Splitwise, SARATHI; the ratio of the waits is ours.
     """
     load, service = map(jnp.asarray, (load, service))
@@ -504,7 +504,7 @@ def ttft_tensor(*, load: Scalar, service: Scalar, speedup: Scalar) -> Array:
     Assumes: Poisson arrivals split at random over the workers, one first-come queue each (M/G/1), equal workers;
         prefill of one prompt at a time, without preemption; aggregated workers decode whenever no prompt waits; the
         decode pool admits at once; it emits the first token.
-    Edge: load = 1: inf; the gradient is 0 there.
+    Edge: load = 1: inf; the guarded term's gradient is 0 there.
     Source: D24, theory, group 5; DistServe, Splitwise, SARATHI; the ratio of the waits is ours.
     """
     load, service, speedup = map(jnp.asarray, (load, service, speedup))
@@ -602,7 +602,7 @@ def ttft_disaggregated(*, load: Scalar, isl: Scalar, r_P: Scalar, g_P: Scalar, k
     Assumes: Poisson arrivals split at random over the workers, one first-come queue each (M/G/1), equal workers;
         prefill of one prompt at a time, without preemption; aggregated workers decode whenever no prompt waits; the
         decode pool admits at once; it emits the first token.
-    Edge: load = 1: inf; the gradient is 0 there.
+    Edge: load = 1: inf; the guarded term's gradient is 0 there.
     Source: D24, theory, group 5; DistServe, Splitwise, SARATHI; the ratio of the waits is ours.
     """
     load, isl, r_P, g_P, kappa_store, nic, t_step = map(jnp.asarray, (load, isl, r_P, g_P, kappa_store, nic, t_step))
@@ -629,7 +629,7 @@ def ttft_temporal(*, load: Scalar, phi: Scalar, isl: Scalar, r_P: Scalar, g_work
     Assumes: Poisson arrivals split at random over the workers, one first-come queue each (M/G/1), equal workers;
         prefill of one prompt at a time, without preemption; aggregated workers decode whenever no prompt waits; the
         decode pool admits at once; it emits the first token.
-    Edge: load = phi = 1: inf; the gradient is 0 there.
+    Edge: load = phi = 1: inf; the guarded term's gradient is 0 there.
     Source: D24, theory, group 5; DistServe, Splitwise, SARATHI; the ratio of the waits is ours.
     """
     load, phi, isl, r_P, g_worker, t_step = map(jnp.asarray, (load, phi, isl, r_P, g_worker, t_step))
@@ -652,7 +652,7 @@ def ttft_chunked(*, isl: Scalar, chunk: Scalar, t_mix: Scalar) -> Array:
     Assumes: Poisson arrivals split at random over the workers, one first-come queue each (M/G/1), equal workers;
         prefill of one prompt at a time, without preemption; aggregated workers decode whenever no prompt waits; the
         decode pool admits at once; it emits the first token.
-    Edge: isl = 0 (no prompt): 0; the gradient is 0 there.
+    Edge: isl = 0 (no prompt): 0; the guarded term's gradient is 0 there.
     Note: Piecewise constant in isl and chunk: their gradient is 0.
     Source: D24, theory, group 5; DistServe, Splitwise, SARATHI; the ratio of the waits is ours.
     """

@@ -27,7 +27,7 @@ def balance_ratio(*, B: Scalar, isl: Scalar, osl: Scalar, r_P: Scalar, t_step: S
 
     Assumes: steady state, fluid, one class of requests; no limit from the transfer between the pools; saturated:
         every decode GPU holds B sequences; B, t_step and r_P do not depend on the split.
-    Edge: isl = osl = 0 (no work to balance): 0; the gradient is 0 there.
+    Edge: isl = osl = 0 (no work to balance): 0; the guarded term's gradient is 0 there.
     Source: D01, the article's balance condition.
     """
     B, isl, osl, r_P, t_step = map(jnp.asarray, (B, isl, osl, r_P, t_step))
@@ -52,7 +52,7 @@ def balanced_throughput(*, N: Scalar, B: Scalar, isl: Scalar, osl: Scalar, r_P: 
 
     Assumes: steady state, fluid, one class of requests; no limit from the transfer between the pools; saturated:
         every decode GPU holds B sequences; B, t_step and r_P do not depend on the split.
-    Edge: isl = osl = 0 (no work to balance): inf; the gradient is 0 there.
+    Edge: isl = osl = 0 (no work to balance): inf; the guarded term's gradient is 0 there.
     Source: D01, the article's balance condition.
     """
     N, B, isl, osl, r_P, t_step = map(jnp.asarray, (N, B, isl, osl, r_P, t_step))
@@ -75,8 +75,8 @@ def log_odds(*, B: Scalar, isl: Scalar, osl: Scalar, r_P: Scalar, t_step: Scalar
         An array of the broadcast shape of the arguments [1].
 
     Assumes: those of D01.
-    Edge: isl = 0: -inf (phi = 0), also where osl = 0; the gradient is 0 there.
-    Edge: osl = 0 < isl: inf (phi = 1); the gradient is 0 there.
+    Edge: isl = 0: -inf (phi = 0), also where osl = 0; the guarded term's gradient is 0 there.
+    Edge: osl = 0 < isl: inf (phi = 1); the guarded term's gradient is 0 there.
     Source: D02, theory, group 1.
     """
     B, isl, osl, r_P, t_step = map(jnp.asarray, (B, isl, osl, r_P, t_step))
@@ -120,8 +120,9 @@ def mix_step(*, isl: Scalar, osl: Scalar, isl_new: Scalar, osl_new: Scalar) -> A
 
     Assumes: those of D01, the split left at the balance of the old mix; only the lengths move; B, r_P, t_step and
         the KV bytes per token stay.
-    Edge: isl = 0 or osl_new = 0 (nothing produced, or nothing to decode): -inf; the gradient is 0 there.
-    Edge: neither a produced nor an accepted flow: 0 (no step); the gradient is 0 there.
+    Edge: isl = 0 or osl_new = 0 (nothing produced, or nothing to decode): -inf; the guarded term's gradient is 0
+        there.
+    Edge: neither a produced nor an accepted flow: 0 (no step); the guarded term's gradient is 0 there.
     Source: D03, theory, group 1.
     """
     isl, osl, isl_new, osl_new = map(jnp.asarray, (isl, osl, isl_new, osl_new))

@@ -25,7 +25,7 @@ def time_to_boundary(*, delta: Scalar, C: Scalar, Q0: Scalar) -> Array:
 
     Assumes: the step is constant and persists; the resize lands after tau and ends it; the accepted flow changes at
         once; C, Q0, P and delta are all of the fleet or all per prefill GPU.
-    Edge: delta = 0 (the level stands still): inf; the gradient is 0 there.
+    Edge: delta = 0 (the level stands still): inf; the guarded term's gradient is 0 there.
     Source: D14, the article's shock map.
     """
     delta, C, Q0 = map(jnp.asarray, (delta, C, Q0))
@@ -50,7 +50,7 @@ def shock_loss(*, delta: Scalar, tau: Scalar, C: Scalar, Q0: Scalar, P: Scalar) 
 
     Assumes: the step is constant and persists; the resize lands after tau and ends it; the accepted flow changes at
         once; C, Q0, P and delta are all of the fleet or all per prefill GPU.
-    Edge: tau = 0 (the resize is there at once): 0; the gradient is 0 there.
+    Edge: tau = 0 (the resize is there at once): 0; the guarded term's gradient is 0 there.
     Note: To compare different lead times use lost_bytes: this average divides by the lead time.
     Source: D14, the article's shock map.
     """
@@ -117,7 +117,7 @@ def centred_stock(*, C: Scalar, delta_up: Scalar, delta_down: Scalar) -> Array:
 
     Assumes: those of D14; one step, at most delta_up or delta_down, from the planned stock; the level is back
         before the next.
-    Edge: delta_up = delta_down = 0 (no step): C/2; the gradient is 0 there.
+    Edge: delta_up = delta_down = 0 (no step): C/2; the guarded term's gradient is 0 there.
     Source: D15, theory, group 4; the buffer condition of the article.
     """
     C, delta_up, delta_down = map(jnp.asarray, (C, delta_up, delta_down))

@@ -165,7 +165,7 @@ def capacity_per_prefill_gpu(*, H: Scalar, W: Scalar, A_P: Scalar, kv_prefill: S
 
     Assumes: prefill side: KV waits where it was made until decode reads it (DistServe, NIXL); decode side: space
         that is reserved for no sequence; a worker prefills one prompt at a time and is busy.
-    Edge: phi = 0 (no prefill GPU shares it): inf; the gradient is 0 there.
+    Edge: phi = 0 (no prefill GPU shares it): inf; the guarded term's gradient is 0 there.
     Source: D32, theory, group 5; DistServe (2401.09670) and NIXL for the place of the stock.
     """
     H, W, A_P, kv_prefill, phi, kv_free, dram = map(jnp.asarray, (H, W, A_P, kv_prefill, phi, kv_free, dram))
@@ -217,7 +217,7 @@ def dram_needed(*, C_gpu: Scalar, H: Scalar, W: Scalar, A_P: Scalar, kv_prefill:
 
     Assumes: prefill side: KV waits where it was made until decode reads it (DistServe, NIXL); decode side: space
         that is reserved for no sequence; a worker prefills one prompt at a time and is busy.
-    Edge: phi = 0 (no prefill GPU): 0; the gradient is 0 there.
+    Edge: phi = 0 (no prefill GPU): 0; the guarded term's gradient is 0 there.
     Source: D32, theory, group 5; DistServe (2401.09670) and NIXL for the place of the stock.
     """
     C_gpu, H, W, A_P, kv_prefill, phi, kv_free = map(jnp.asarray, (C_gpu, H, W, A_P, kv_prefill, phi, kv_free))
@@ -261,7 +261,7 @@ def kv_in_prefill(*, kappa_store: Scalar, isl: Scalar, isl_sq: Scalar, g_P: Scal
 
     Assumes: prefill side: KV waits where it was made until decode reads it (DistServe, NIXL); decode side: space
         that is reserved for no sequence; a worker prefills one prompt at a time and is busy.
-    Edge: isl = 0 (no prompts): 0; the gradient is 0 there.
+    Edge: isl = 0 (no prompts): 0; the guarded term's gradient is 0 there.
     Source: D32, theory, group 5; DistServe (2401.09670) and NIXL for the place of the stock.
     """
     kappa_store, isl, isl_sq, g_P = map(jnp.asarray, (kappa_store, isl, isl_sq, g_P))

@@ -49,8 +49,8 @@ def ramp_detection_time(*, ramp: Scalar, theta_Q: Scalar) -> Array:
     Assumes: tracking is exact but late: the correction at time t is the surplus of time t - tau (0 before the first
         lands); the netput does not depend on C: thresholds are placed relative to Q0; phase known: the stock at the
         start is chosen for it.
-    Edge: theta_Q = 0 (seen at once): 0, where the true slope is infinite; the gradient is 0 there.
-    Edge: ramp = 0 < theta_Q (never seen): inf; the gradient is 0 there.
+    Edge: theta_Q = 0 (seen at once): 0, where the true slope is infinite; the guarded term's gradient is 0 there.
+    Edge: ramp = 0 < theta_Q (never seen): inf; the guarded term's gradient is 0 there.
     Source: D16, theory, group 4: ours.
     """
     ramp, theta_Q = map(jnp.asarray, (ramp, theta_Q))
@@ -303,7 +303,8 @@ def best_amplitude(*, switch_cost: Scalar, hold_cost: Scalar, fill: Scalar, drai
     Assumes: the level rises at u or falls at d, both above 0, and nothing else disturbs it; draining is ordered
         when the level comes up to theta_h, filling when it comes down to theta_l; each order acts tau later; no
         order is on its way at the start.
-    Edge: switch_cost = 0 (switching is free): 0, where the true slope is infinite; the gradient is 0 there.
+    Edge: switch_cost = 0 (switching is free): 0, where the true slope is infinite; the guarded term's gradient is 0
+        there.
     Source: D17, theory, group 4: ours.
     """
     switch_cost, hold_cost, fill, drain = map(jnp.asarray, (switch_cost, hold_cost, fill, drain))
@@ -330,7 +331,8 @@ def best_gap(*, switch_cost: Scalar, hold_cost: Scalar, fill: Scalar, drain: Sca
     Assumes: the level rises at u or falls at d, both above 0, and nothing else disturbs it; draining is ordered
         when the level comes up to theta_h, filling when it comes down to theta_l; each order acts tau later; no
         order is on its way at the start.
-    Edge: switch_cost = 0 (switching is free): 0, where the true slope is infinite; the gradient is 0 there.
+    Edge: switch_cost = 0 (switching is free): 0, where the true slope is infinite; the guarded term's gradient is 0
+        there.
     Source: D17, theory, group 4: ours.
     """
     switch_cost, hold_cost, fill, drain, tau = map(jnp.asarray, (switch_cost, hold_cost, fill, drain, tau))
@@ -352,7 +354,7 @@ def delay_gain_limit(*, tau: Scalar) -> Array:
 
     Assumes: one integrator, linear: Q' = -g Q(t - tau), Q the displacement from the planned stock; the command is
         proportional to Q (an incremental law adds an integrator and is another system).
-    Edge: tau = 0 (no delay): inf; the gradient is 0 there.
+    Edge: tau = 0 (no delay): inf; the guarded term's gradient is 0 there.
     Source: D18, theory, group 4: ours for the Erlang and the between-samples limits, else standard and proved
         again.
     """
@@ -373,7 +375,7 @@ def monotone_gain_limit(*, tau: Scalar) -> Array:
 
     Assumes: one integrator, linear: Q' = -g Q(t - tau), Q the displacement from the planned stock; the command is
         proportional to Q (an incremental law adds an integrator and is another system).
-    Edge: tau = 0 (no delay): inf; the gradient is 0 there.
+    Edge: tau = 0 (no delay): inf; the guarded term's gradient is 0 there.
     Source: D18, theory, group 4: ours for the Erlang and the between-samples limits, else standard and proved
         again.
     """
@@ -394,7 +396,7 @@ def erlang_gain_limit(*, stages: Scalar) -> Array:
 
     Assumes: one integrator, linear: Q' = -g Q(t - tau), Q the displacement from the planned stock; the command is
         proportional to Q (an incremental law adds an integrator and is another system).
-    Edge: stages = 1 (exponential: never unstable): inf; the gradient is 0 there.
+    Edge: stages = 1 (exponential: never unstable): inf; the guarded term's gradient is 0 there.
     Source: D18, theory, group 4: ours for the Erlang and the between-samples limits, else standard and proved
         again.
     """
@@ -458,7 +460,7 @@ def level_variance(*, noise: Scalar, gain: Scalar, tau: Scalar) -> Array:
     Assumes: the loop of D18, driven by white noise in the surplus, stationary; bullwhip: independent demands,
         order-up-to the forecast of the lead time, no safety stock; dead band: constant load, one worker more or
         less at a time.
-    Edge: gain*tau >= pi/2 (unstable, D18): inf; the gradient is 0 there.
+    Edge: gain*tau >= pi/2 (unstable, D18): inf; the guarded term's gradient is 0 there.
     Source: D20, theory, group 4: ours for the dead band and the quietest gain, else standard and proved again.
     """
     noise, gain, tau = map(jnp.asarray, (noise, gain, tau))
@@ -481,7 +483,7 @@ def command_variance(*, noise: Scalar, gain: Scalar, tau: Scalar) -> Array:
     Assumes: the loop of D18, driven by white noise in the surplus, stationary; bullwhip: independent demands,
         order-up-to the forecast of the lead time, no safety stock; dead band: constant load, one worker more or
         less at a time.
-    Edge: gain*tau >= pi/2 (unstable, D18): inf; the gradient is 0 there.
+    Edge: gain*tau >= pi/2 (unstable, D18): inf; the guarded term's gradient is 0 there.
     Source: D20, theory, group 4: ours for the dead band and the quietest gain, else standard and proved again.
     """
     noise, gain, tau = map(jnp.asarray, (noise, gain, tau))
@@ -503,7 +505,7 @@ def sampled_variance(*, step_noise: Scalar, step_gain: Scalar) -> Array:
     Assumes: the loop of D18, driven by white noise in the surplus, stationary; bullwhip: independent demands,
         order-up-to the forecast of the lead time, no safety stock; dead band: constant load, one worker more or
         less at a time.
-    Edge: step_gain >= 2 (unstable, D18): inf; the gradient is 0 there.
+    Edge: step_gain >= 2 (unstable, D18): inf; the guarded term's gradient is 0 there.
     Source: D20, theory, group 4: ours for the dead band and the quietest gain, else standard and proved again.
     """
     step_noise, step_gain = map(jnp.asarray, (step_noise, step_gain))
@@ -526,7 +528,7 @@ def late_sampled_variance(*, step_noise: Scalar, step_gain: Scalar) -> Array:
     Assumes: the loop of D18, driven by white noise in the surplus, stationary; bullwhip: independent demands,
         order-up-to the forecast of the lead time, no safety stock; dead band: constant load, one worker more or
         less at a time.
-    Edge: step_gain >= 1 (unstable, D18): inf; the gradient is 0 there.
+    Edge: step_gain >= 1 (unstable, D18): inf; the guarded term's gradient is 0 there.
     Source: D20, theory, group 4: ours for the dead band and the quietest gain, else standard and proved again.
     """
     step_noise, step_gain = map(jnp.asarray, (step_noise, step_gain))
@@ -569,7 +571,7 @@ def steady_size(*, theta_in: Scalar, theta_out: Scalar) -> Array:
     Assumes: the loop of D18, driven by white noise in the surplus, stationary; bullwhip: independent demands,
         order-up-to the forecast of the lead time, no safety stock; dead band: constant load, one worker more or
         less at a time.
-    Edge: no dead band: inf (some load always flaps); the gradient is 0 there.
+    Edge: no dead band: inf (some load always flaps); the guarded term's gradient is 0 there.
     Source: D20, theory, group 4: ours for the dead band and the quietest gain, else standard and proved again.
     """
     theta_in, theta_out = map(jnp.asarray, (theta_in, theta_out))

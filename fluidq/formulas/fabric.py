@@ -27,7 +27,7 @@ def transfer_flow(*, r_P: Scalar, kappa_store: Scalar, hit: Scalar, hit_decode: 
     Assumes: prefill computes at its full rate r_P; work is linear in the computed tokens; every token of the prompt
         that the decode side lacks is moved once; both pools at the balance ratio where it enters, one NIC per GPU
         on both sides.
-    Edge: hit = 1 (nothing to compute): inf, or 0 where hit_decode = 1 too; the gradient is 0 there.
+    Edge: hit = 1 (nothing to compute): inf, or 0 where hit_decode = 1 too; the guarded term's gradient is 0 there.
     Source: D12, the article's fabric condition; the dependence on the hit rate is ours.
     """
     r_P, kappa_store, hit, hit_decode = map(jnp.asarray, (r_P, kappa_store, hit, hit_decode))
@@ -52,7 +52,7 @@ def fabric_margin(*, r_P: Scalar, kappa_store: Scalar, nic: Scalar, hit: Scalar,
     Assumes: prefill computes at its full rate r_P; work is linear in the computed tokens; every token of the prompt
         that the decode side lacks is moved once; both pools at the balance ratio where it enters, one NIC per GPU
         on both sides.
-    Edge: hit_decode = 1 (nothing to move): inf; the gradient is 0 there.
+    Edge: hit_decode = 1 (nothing to move): inf; the guarded term's gradient is 0 there.
     Source: D12, the article's fabric condition; the dependence on the hit rate is ours.
     """
     r_P, kappa_store, nic, hit, hit_decode = map(jnp.asarray, (r_P, kappa_store, nic, hit, hit_decode))
@@ -100,7 +100,7 @@ def minimal_nic(*, r_P: Scalar, kappa_store: Scalar, hit: Scalar, hit_decode: Sc
     Assumes: prefill computes at its full rate r_P; work is linear in the computed tokens; every token of the prompt
         that the decode side lacks is moved once; both pools at the balance ratio where it enters, one NIC per GPU
         on both sides.
-    Edge: hit = 1 or phi = 1 (no receiver): inf, or 0 where hit_decode = 1; the gradient is 0 there.
+    Edge: hit = 1 or phi = 1 (no receiver): inf, or 0 where hit_decode = 1; the guarded term's gradient is 0 there.
     Source: D12, the article's fabric condition; the dependence on the hit rate is ours.
     """
     r_P, kappa_store, hit, hit_decode, phi = map(jnp.asarray, (r_P, kappa_store, hit, hit_decode, phi))

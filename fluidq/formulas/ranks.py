@@ -49,7 +49,7 @@ def barrier_bound(*, step_mean: Scalar, step_spread: Scalar, ranks: Scalar) -> A
     Assumes: step times of the ranks independent, with one law; normal where a normal is named; independent prefills
         with the same chance on each rank; a step is mixed as soon as one rank prefills; an exchange of experts
         moves its payload at one bandwidth.
-    Edge: ranks = 1: step_mean, although the slope in ranks is infinite; the gradient is 0 there.
+    Edge: ranks = 1: step_mean, although the slope in ranks is infinite; the guarded term's gradient is 0 there.
     Source: D26, theory, group 5; DeepEP.
     """
     step_mean, step_spread, ranks = map(jnp.asarray, (step_mean, step_spread, ranks))

@@ -29,7 +29,7 @@ def balance_ratio_cached(*, B: Scalar, isl: Scalar, osl: Scalar, r_P: Scalar, t_
 
     Assumes: those of D01; h is the token-weighted hit rate, E[h I] / E[I]; a cached token is not computed; t_step
         is the verify step, which commits alpha tokens per sequence.
-    Edge: nothing to compute and osl = 0: 0; the gradient is 0 there.
+    Edge: nothing to compute and osl = 0: 0; the guarded term's gradient is 0 there.
     Source: D04, theory, group 1.
     """
     B, isl, osl, r_P, t_step, hit, accept = map(jnp.asarray, (B, isl, osl, r_P, t_step, hit, accept))
@@ -95,7 +95,7 @@ def mean_context(*, osl: Scalar, isl_osl: Scalar, osl_sq: Scalar) -> Array:
     Assumes: each request takes osl decode steps; step j attends isl + j tokens, j = 0 ... osl - 1; stationary:
         requests of all ages are in the batch; the *_prefill_first form: prefill emits the first token, so osl - 1
         steps attend isl + 1 ... isl + osl - 1.
-    Edge: osl = 0 (no decode step): 0; the gradient is 0 there.
+    Edge: osl = 0 (no decode step): 0; the guarded term's gradient is 0 there.
     Source: D05, theory, group 1; geometric case: arXiv 2601.21351.
     """
     osl, isl_osl, osl_sq = map(jnp.asarray, (osl, isl_osl, osl_sq))
@@ -118,7 +118,7 @@ def mean_context_uncorrelated(*, isl: Scalar, osl: Scalar, osl_sq: Scalar) -> Ar
     Assumes: each request takes osl decode steps; step j attends isl + j tokens, j = 0 ... osl - 1; stationary:
         requests of all ages are in the batch; the *_prefill_first form: prefill emits the first token, so osl - 1
         steps attend isl + 1 ... isl + osl - 1.
-    Edge: osl = 0 (no decode step): 0; the gradient is 0 there.
+    Edge: osl = 0 (no decode step): 0; the guarded term's gradient is 0 there.
     Source: D05, theory, group 1; geometric case: arXiv 2601.21351.
     """
     isl, osl, osl_sq = map(jnp.asarray, (isl, osl, osl_sq))
@@ -186,7 +186,7 @@ def mean_context_prefill_first(*, isl: Scalar, osl: Scalar, isl_osl: Scalar, osl
     Assumes: each request takes osl decode steps; step j attends isl + j tokens, j = 0 ... osl - 1; stationary:
         requests of all ages are in the batch; the *_prefill_first form: prefill emits the first token, so osl - 1
         steps attend isl + 1 ... isl + osl - 1.
-    Edge: osl <= 1 (no decode step is left): 0; the gradient is 0 there.
+    Edge: osl <= 1 (no decode step is left): 0; the guarded term's gradient is 0 there.
     Source: D05, theory, group 1; geometric case: arXiv 2601.21351.
     """
     isl, osl, isl_osl, osl_sq = map(jnp.asarray, (isl, osl, isl_osl, osl_sq))
@@ -207,7 +207,7 @@ def balance_ratio_work(*, t_P: Scalar, t_D: Scalar) -> Array:
 
     Assumes: r_P does not depend on the length; classes share one decode batch: one t_step, at the pooled context
         and batch; two types: fixed numbers, any GPU may take either role, each type with its own two rates.
-    Edge: t_P = t_D = 0 (no work to balance): 0; the gradient is 0 there.
+    Edge: t_P = t_D = 0 (no work to balance): 0; the guarded term's gradient is 0 there.
     Source: D06, theory, group 1; comparative advantage after the author of the article (2025).
     """
     t_P, t_D = map(jnp.asarray, (t_P, t_D))
@@ -252,7 +252,7 @@ def spend_share(*, cost_P: Scalar, cost_D: Scalar, t_P: Scalar, t_D: Scalar) -> 
 
     Assumes: r_P does not depend on the length; classes share one decode batch: one t_step, at the pooled context
         and batch; two types: fixed numbers, any GPU may take either role, each type with its own two rates.
-    Edge: nothing is spent on either phase: 0; the gradient is 0 there.
+    Edge: nothing is spent on either phase: 0; the guarded term's gradient is 0 there.
     Source: D06, theory, group 1; comparative advantage after the author of the article (2025).
     """
     cost_P, cost_D, t_P, t_D = map(jnp.asarray, (cost_P, cost_D, t_P, t_D))
@@ -370,7 +370,7 @@ def balance_ratio_context(*, B: Scalar, isl: Scalar, osl: Scalar, r_P: Scalar, t
 
     Assumes: those of D01, with t_step = a + b B + c B theta; theta depends on the workload only (D05); an HBM-
         limited batch keeps the whole context of its sequences resident.
-    Edge: isl = osl = 0 (no work to balance): 0; the gradient is 0 there.
+    Edge: isl = osl = 0 (no work to balance): 0; the guarded term's gradient is 0 there.
     Source: D07, theory, group 1; stable rate: arXiv 2504.11320.
     """
     B, isl, osl, r_P, t_step_a, t_step_b, t_step_c, theta_ctx = map(jnp.asarray, (B, isl, osl, r_P, t_step_a, t_step_b, t_step_c, theta_ctx))
@@ -395,7 +395,7 @@ def balance_ratio_large_batch(*, isl: Scalar, osl: Scalar, r_P: Scalar, t_step_b
 
     Assumes: those of D01, with t_step = a + b B + c B theta; theta depends on the workload only (D05); an HBM-
         limited batch keeps the whole context of its sequences resident.
-    Edge: isl = osl = 0 (no work to balance): 0; the gradient is 0 there.
+    Edge: isl = osl = 0 (no work to balance): 0; the guarded term's gradient is 0 there.
     Source: D07, theory, group 1; stable rate: arXiv 2504.11320.
     """
     isl, osl, r_P, t_step_b, t_step_c, theta_ctx = map(jnp.asarray, (isl, osl, r_P, t_step_b, t_step_c, theta_ctx))
@@ -461,7 +461,7 @@ def second_moment_ratio(*, isl: Scalar, isl_sq: Scalar) -> Array:
 
     Assumes: those of D01, with t_step = a + b B + c B theta; theta depends on the workload only (D05); an HBM-
         limited batch keeps the whole context of its sequences resident.
-    Edge: isl = 0 (no input): 1; the gradient is 0 there.
+    Edge: isl = 0 (no input): 1; the guarded term's gradient is 0 there.
     Source: D07, theory, group 1; stable rate: arXiv 2504.11320.
     """
     isl, isl_sq = map(jnp.asarray, (isl, isl_sq))
@@ -485,7 +485,7 @@ def hbm_batch(*, H: Scalar, W: Scalar, A_D: Scalar, kappa_store: Scalar, theta_c
 
     Assumes: those of D01, with t_step = a + b B + c B theta; theta depends on the workload only (D05); an HBM-
         limited batch keeps the whole context of its sequences resident.
-    Edge: theta_ctx = 0 (sequences take no room): inf; the gradient is 0 there.
+    Edge: theta_ctx = 0 (sequences take no room): inf; the guarded term's gradient is 0 there.
     Source: D07, theory, group 1; stable rate: arXiv 2504.11320.
     """
     H, W, A_D, kappa_store, theta_ctx = map(jnp.asarray, (H, W, A_D, kappa_store, theta_ctx))
@@ -531,7 +531,7 @@ def stable_request_rate(*, osl: Scalar, t_step_b: Scalar, t_step_c: Scalar, thet
 
     Assumes: those of D01, with t_step = a + b B + c B theta; theta depends on the workload only (D05); an HBM-
         limited batch keeps the whole context of its sequences resident.
-    Edge: osl = 0 (nothing to decode): inf; the gradient is 0 there.
+    Edge: osl = 0 (nothing to decode): inf; the guarded term's gradient is 0 there.
     Source: D07, theory, group 1; stable rate: arXiv 2504.11320.
     """
     osl, t_step_b, t_step_c, theta_ctx = map(jnp.asarray, (osl, t_step_b, t_step_c, theta_ctx))

@@ -27,7 +27,7 @@ def split_efficiency(*, n_P: Scalar, n_D: Scalar, N: Scalar, phi: Scalar) -> Arr
     Assumes: those of D01, with 0 < phi < 1; GPUs that make no whole worker stay idle; the mean of unit workers: the
         fraction of phi N is uniform; the planner: loads and worker rates are known and constant.
     Edge: phi = 0 and n_P = 0, or phi = 1 and n_D = 0 (one phase only): n_D/N or n_P/N and its derivative, but for
-        the size of the idle pool it jumps; the gradient is 0 there.
+        the size of the idle pool it jumps; the guarded term's gradient is 0 there.
     Source: D08, theory, group 2: ours; planner: NVIDIA Dynamo planner documents.
     """
     n_P, n_D, N, phi = map(jnp.asarray, (n_P, n_D, N, phi))
@@ -48,7 +48,7 @@ def unit_loss(*, N: Scalar, phi: Scalar) -> Array:
 
     Assumes: those of D01, with 0 < phi < 1; GPUs that make no whole worker stay idle; the mean of unit workers: the
         fraction of phi N is uniform; the planner: loads and worker rates are known and constant.
-    Edge: phi = 0 or 1 (one phase only): 0; the gradient is 0 there.
+    Edge: phi = 0 or 1 (one phase only): 0; the guarded term's gradient is 0 there.
     Source: D08, theory, group 2: ours; planner: NVIDIA Dynamo planner documents.
     """
     N, phi = map(jnp.asarray, (N, phi))
@@ -179,7 +179,7 @@ def planned_prefill_workers(*, lam: Scalar, isl: Scalar, r_P: Scalar, g_P: Scala
 
     Assumes: those of D01, with 0 < phi < 1; GPUs that make no whole worker stay idle; the mean of unit workers: the
         fraction of phi N is uniform; the planner: loads and worker rates are known and constant.
-    Edge: no load: 0; the gradient is 0 there.
+    Edge: no load: 0; the guarded term's gradient is 0 there.
     Note: Piecewise constant: the gradient is 0.
     Source: D08, theory, group 2: ours; planner: NVIDIA Dynamo planner documents.
     """
@@ -203,7 +203,7 @@ def planned_decode_workers(*, lam: Scalar, osl: Scalar, rate: Scalar, g_D: Scala
 
     Assumes: those of D01, with 0 < phi < 1; GPUs that make no whole worker stay idle; the mean of unit workers: the
         fraction of phi N is uniform; the planner: loads and worker rates are known and constant.
-    Edge: no load: 0; the gradient is 0 there.
+    Edge: no load: 0; the guarded term's gradient is 0 there.
     Note: Piecewise constant: the gradient is 0.
     Source: D08, theory, group 2: ours; planner: NVIDIA Dynamo planner documents.
     """
@@ -289,7 +289,8 @@ def missplit_efficiency(*, phi: Scalar, phi_opt: Scalar) -> Array:
         An array of the broadcast shape of the arguments [1].
 
     Assumes: those of D01; the split stays; the mix moves, known by its interval or its law.
-    Edge: phi = phi_opt = 0 or 1 (one phase only, and its pool is the fleet): 1; the gradient is 0 there.
+    Edge: phi = phi_opt = 0 or 1 (one phase only, and its pool is the fleet): 1; the guarded term's gradient is 0
+        there.
     Source: D09, theory, group 2.
     """
     phi, phi_opt = map(jnp.asarray, (phi, phi_opt))
@@ -348,9 +349,9 @@ def two_pool_throughput(*, n_P: Scalar, n_D: Scalar, t_P: Scalar, t_D: Scalar) -
         An array of the broadcast shape of the arguments [req/s].
 
     Assumes: those of D01; the split stays; the mix moves, known by its interval or its law.
-    Edge: t_P = t_D = 0 (no work): inf; the gradient is 0 there.
+    Edge: t_P = t_D = 0 (no work): inf; the guarded term's gradient is 0 there.
     Edge: a pool without work and without GPUs: the rate of the other pool and its derivative, but for the size of
-        the idle pool it jumps; the gradient is 0 there.
+        the idle pool it jumps; the guarded term's gradient is 0 there.
     Source: D09, theory, group 2.
     """
     n_P, n_D, t_P, t_D = map(jnp.asarray, (n_P, n_D, t_P, t_D))
@@ -416,7 +417,7 @@ def flow_per_moved_gpu(*, r_P: Scalar, kappa_store: Scalar, hit: Scalar, hit_dec
     Assumes: both plans use all N GPUs, one has too many prefill GPUs and one too few; tau is a pure delay: a GPU
         serves its old role until the switch lands (but see dead_time); a relay: switch when the level meets the
         upper, and back at the lower threshold (D17).
-    Edge: hit = 1 or phi = 1: inf, or 0 where hit_decode = 1; the gradient is 0 there.
+    Edge: hit = 1 or phi = 1: inf, or 0 where hit_decode = 1; the guarded term's gradient is 0 there.
     Source: D11, theory, group 2: ours.
     """
     r_P, kappa_store, hit, hit_decode, phi = map(jnp.asarray, (r_P, kappa_store, hit, hit_decode, phi))
@@ -462,7 +463,7 @@ def schedule_capacity(*, delta_up: Scalar, delta_down: Scalar, period: Scalar) -
     Assumes: both plans use all N GPUs, one has too many prefill GPUs and one too few; tau is a pure delay: a GPU
         serves its old role until the switch lands (but see dead_time); a relay: switch when the level meets the
         upper, and back at the lower threshold (D17).
-    Edge: delta_up = delta_down = 0 (nothing to balance): 0; the gradient is 0 there.
+    Edge: delta_up = delta_down = 0 (nothing to balance): 0; the guarded term's gradient is 0 there.
     Source: D11, theory, group 2: ours.
     """
     delta_up, delta_down, period = map(jnp.asarray, (delta_up, delta_down, period))

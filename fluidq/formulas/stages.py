@@ -25,7 +25,7 @@ def stage_share(*, t_stage: Scalar, t_others: Scalar) -> Array:
     Assumes: each request passes all stages, with work proportional to GPUs; whole workers of g_j GPUs, some may be
         idle; micro-batches of equal size pass attention, transfer, FFN, transfer in every layer; FFN time linear in
         its sequences, attention and transfer time per micro-batch constant.
-    Edge: no work at all: 0; the gradient is 0 there.
+    Edge: no work at all: 0; the guarded term's gradient is 0 there.
     Source: D28, theory, group 5; MegaScale-Infer, Step-3, Song et al..
     """
     t_stage, t_others = map(jnp.asarray, (t_stage, t_others))
@@ -189,7 +189,7 @@ def batch_after(*, batch_start: Scalar, batch_end: Scalar, since: Scalar, osl: S
 
     Assumes: constant step time; a batch in equilibrium when the flow changes; exponential: an output ends with the
         same chance in every step, and takes many steps.
-    Edge: osl = 0 (sequences do not stay): batch_end; the gradient is 0 there.
+    Edge: osl = 0 (sequences do not stay): batch_end; the guarded term's gradient is 0 there.
     Source: D29, theory, group 5.
     """
     batch_start, batch_end, since, osl, t_step = map(jnp.asarray, (batch_start, batch_end, since, osl, t_step))
@@ -211,7 +211,7 @@ def share_in_flight(*, since: Scalar, osl: Scalar, t_step: Scalar) -> Array:
 
     Assumes: constant step time; a batch in equilibrium when the flow changes; exponential: an output ends with the
         same chance in every step, and takes many steps.
-    Edge: osl = 0: 0; the gradient is 0 there.
+    Edge: osl = 0: 0; the guarded term's gradient is 0 there.
     Note: Geometric in whole steps it is (1 - 1/osl)^(since/t_step), a little less.
     Source: D29, theory, group 5.
     """
@@ -234,7 +234,7 @@ def share_in_flight_fixed(*, since: Scalar, osl: Scalar, t_step: Scalar) -> Arra
 
     Assumes: constant step time; a batch in equilibrium when the flow changes; exponential: an output ends with the
         same chance in every step, and takes many steps.
-    Edge: osl = 0: 0; the gradient is 0 there.
+    Edge: osl = 0: 0; the guarded term's gradient is 0 there.
     Source: D29, theory, group 5.
     """
     since, osl, t_step = map(jnp.asarray, (since, osl, t_step))
