@@ -1,4 +1,4 @@
-"""Speed of the closed loop, as ratios measured in one run: `python -m tests.benchmarks.table [--json]`.
+"""Speed of the closed loop, as ratios measured in one run: `python tests/benchmarks/table.py [--json]`.
 
 One policy-day is 24 h of the embedded load, a control tick every 15 s, a cold start of 88 s, two pools, float64. The
 peer is the same hard law and the same physics written as a plain Numba loop without gradients, parallel over policies
@@ -8,8 +8,10 @@ peer is the same hard law and the same physics written as a plain Numba loop wit
 import argparse
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -123,6 +125,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="only JSON on standard output")
     parser.add_argument("--batch", type=int, default=1024, help="policies side by side (default %(default)s)")
     args = parser.parse_args()
+    sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, the peer is found as well
     figures = measure(args.batch)
     if args.json:
         print(json.dumps(figures, indent=2))
