@@ -19,7 +19,11 @@ def add(text: str) -> str:
 
 
 def test_numbers_are_those_that_fluidq_computes_now():
-    assert numbers.render() == NUMBERS, "run python -m paper.build"
+    if numbers.MADE_WITH in NUMBERS:
+        assert numbers.render() == NUMBERS, "run python -m paper.build"
+    # Whatever the releases, all but the outcome of the search is the same.
+    for number in (*numbers.sizing(), *numbers.shocks(), *numbers.set_up()):
+        assert number.line in NUMBERS, "run python -m paper.build"
 
 
 def test_equations_are_those_of_the_derivations():
@@ -40,7 +44,7 @@ def test_every_macro_used_is_defined_and_every_defined_one_is_used():
 
 
 def test_macros_without_definition_or_use_are_seen():
-    extra = "\\newcommand{\\NumIdle}{7}% nobody asks\n" + NUMBERS.splitlines()[1] + "\n"
+    extra = "\\newcommand{\\NumIdle}{7}% nobody asks\n" + NUMBERS.splitlines()[2] + "\n"
     wrong = checks.macros(add(r"\NumTypo"), (EQUATIONS, NUMBERS, extra), appendix.render())
     assert wrong == [
         r"\NumTypo is used but not defined",
