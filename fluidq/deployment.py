@@ -118,6 +118,12 @@ class Deployment:
         """KV of a full decode batch at that mean context [B per GPU]: B * context * kappa."""
         return self.batch * context * self.kappa_store
 
+    def most_sequences(self, context: Number) -> int:
+        """The largest batch per GPU whose KV at mean `context` [tok] > 0 fits beside the weights (D07)."""
+        weights = self.weights / self.gpus_per_decode_worker
+        room = requests.hbm_batch(H=self.hbm, W=weights, A_D=0.0, kappa_store=self.kappa_store, theta_ctx=context)
+        return math.floor(float(room))
+
     def check_memory(self, context: Number) -> None:
         """Refuse a batch whose KV at mean `context` [tok] does not fit beside the weights.
 
@@ -126,7 +132,7 @@ class Deployment:
         """
         need, free = self.kv_per_gpu(context), self.free_hbm()
         if need > free:
-            most = math.floor(free / (context * self.kappa_store))
+            most = self.most_sequences(context)
             remedy = f"at most {most}" if most else "on more GPUs per worker, as not one sequence fits"
             raise refuse(
                 "batch",

@@ -14,7 +14,7 @@ from jaxtyping import Array
 
 from fluidq._numerics import least, most, positive_part, ratio
 from fluidq._types import Scalar
-from fluidq.formulas import requests
+from fluidq.formulas import requests, stages
 
 # Requests in a batch that count as none [req].
 NEGLIGIBLE = 1e-12
@@ -124,7 +124,7 @@ def step_time(plant: Plant, sequences: Scalar, stored: Scalar, output: Scalar, g
 
 def _residence(store: Contents, t_step: Scalar, plant: Plant) -> Array:
     """Mean time in the batch [s] of what `store` holds: O t_s / accept (D29's time constant)."""
-    return ratio(store.output, store.requests) * t_step / plant.accept
+    return stages.decode_time_constant(osl=ratio(store.output, store.requests), t_step=t_step) / plant.accept
 
 
 def _kept(residence: Scalar, dt: Scalar) -> tuple[Array, Array]:
@@ -220,7 +220,8 @@ def time_to_first_token(
 
     wait for what is ahead + own prefill on one worker + own transfer over one worker's links + one decode step. The
     wait is the larger of two: the backlog through prefill (or its links) and then the stock through decode; or, where
-    decode or its links hold everything back, the backlog and the stock together through decode.
+    decode or its links hold everything back, the backlog and the stock together through decode. A pool without a
+    ready GPU serves nobody: inf.
     """
     isl_computed = ratio(arrivals.computed, arrivals.requests)
     isl_stored = ratio(arrivals.stored, arrivals.requests)
@@ -229,13 +230,13 @@ def time_to_first_token(
 
     def through_decode(store: Contents) -> Array:
         return most(
-            ratio(store.requests * _residence(store, t_step, plant), decode_rate),
-            ratio(plant.kappa * store.stored, link_rate),
+            ratio(store.requests * _residence(store, t_step, plant), decode_rate, empty=jnp.inf),
+            ratio(plant.kappa * store.stored, link_rate, empty=jnp.inf),
         )
 
     through_prefill = most(
-        ratio(state.computed, prefill_gpus * plant.r_P),
-        ratio(plant.kappa * state.backlog.stored, send_rate),
+        ratio(state.computed, prefill_gpus * plant.r_P, empty=jnp.inf),
+        ratio(plant.kappa * state.backlog.stored, send_rate, empty=jnp.inf),
     )
     wait = most(
         through_prefill + through_decode(state.buffer),

@@ -212,15 +212,15 @@ def build_case(overrides: dict[str, dict[str, Any]] | None = None, *, checked: b
 
     deployment = _deployment(conf["deployment"])
     context = mean_context(workload.mean_isl, workload.mean_osl)
-    room = deployment.free_hbm() / (context * deployment.kappa_store)
+    room = deployment.most_sequences(context)
     if room < 1:
         deployment.check_memory(context)
-    if math.floor(room) < deployment.batch:
+    if room < deployment.batch:
         notes.append(
-            f"batch cut from {deployment.batch:g} to {math.floor(room)} per GPU: "
+            f"batch cut from {deployment.batch:g} to {room} per GPU: "
             f"what fits in HBM at a mean context of {context:,.0f} tok"
         )
-        deployment = _deployment({**conf["deployment"], "batch": math.floor(room)})
+        deployment = _deployment({**conf["deployment"], "batch": room})
     t_step = deployment.t_step(deployment.batch, context)
     mix = {"B": deployment.batch, "r_P": deployment.r_P, "t_step": t_step, "osl": workload.mean_osl}
     phi = float(balance.balance_ratio(isl=workload.mean_isl_computed, **mix))

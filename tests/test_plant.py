@@ -140,6 +140,13 @@ def test_ttft_of_an_overloaded_fleet_is_the_wait_of_the_last_in_line(changes, ra
     assert float(flows.ttft) == pytest.approx(waiting / rate_of_service + own, rel=0.02)
 
 
+@pytest.mark.parametrize("pools", [(0.0, 1.0), (1.0, 0.0)])
+def test_a_pool_without_gpus_serves_nobody(pools):
+    _, flows = STEP(empty(), Arrivals(5.0, 5e3, 5e3, 500.0), *pools, small_plant(), 1.0)
+    assert np.isinf(float(flows.ttft))
+    assert float(flows.done.requests) == 0
+
+
 def test_draining_decode_gpus_keep_serving_and_are_counted():
     busy = Contents(128.0, 128e3, 128e3)
     state = PlantState(Contents(0.0, 0.0, 0.0), 0.0, Contents(0.0, 0.0, 0.0), busy)
