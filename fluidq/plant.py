@@ -3,25 +3,34 @@
 One step moves, downstream of what is there, *the smaller of what the sender has and the receiver can take* (the
 reflected update), so nothing is stiff, nothing goes negative, and every request is in a store, done or lost.
 Each store carries its own contents (requests, stored tokens, output tokens; the backlog also computed tokens): a
-request keeps its lengths when the mix of the arrivals changes behind it. Source: two-pool state space, D01, D14, D29.
+request keeps its lengths when the mix of the arrivals changes behind it. Several classes of requests are one more
+axis of the contents, shape (classes,); a store serves its classes in proportion to what each has in it.
+Source: two-pool state space, D01, D14, D24, D29, D32.
 """
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jaxtyping import Array
 
+from fluidq._errors import refuse, unknown
 from fluidq._numerics import least, most, positive_part, ratio
 from fluidq._types import Scalar
-from fluidq.formulas import requests, stages
+from fluidq.formulas import aggregated, requests, stages
 
 # Requests in a batch that count as none [req].
 NEGLIGIBLE = 1e-12
 
+# Where the handoff buffer lies, and so which ends of the transfer its bytes cross before it.
+PLACES = ("prefill", "decode", "host")
+
 
 class Contents(NamedTuple):
-    """What a store holds: requests, and the stored-input and output tokens of those requests."""
+    """What a store holds: requests, and the stored-input and output tokens of those requests; () or (classes,)."""
 
     requests: Scalar
     stored: Scalar
@@ -47,20 +56,20 @@ class Arrivals(NamedTuple):
 
 
 class Flows(NamedTuple):
-    """What one step moved and how it felt.
+    """What one step moved, in amounts.
 
-    `done` and `lost` are contents; `prefilled` is in computed tokens; `stalled` is prefill work [computed tokens] that
-    the pool could have done but the full buffer held back; `ttft` [s] is that of a request that arrives now, `tpot` [s]
-    that of the running batch; `serving` is the decode GPUs in use, draining ones included.
+    `done` and `lost` are contents; `prefilled` and `stalled` are in computed tokens, `stalled` being the work that
+    the pool could have done but the full buffer held back; `t_step` [s] is the step time of the running batch;
+    `serving` is the decode GPUs in use, draining ones included; `idle` the decode slots that no sequence takes [seq].
     """
 
     done: Contents
     lost: Contents
     prefilled: Scalar
     stalled: Scalar
-    ttft: Scalar
-    tpot: Scalar
+    t_step: Scalar
     serving: Scalar
+    idle: Scalar
 
 
 class Plant(eqx.Module):
@@ -71,11 +80,19 @@ class Plant(eqx.Module):
         batch: decode batch limit B [seq per GPU].
         t_step_a, t_step_b, t_step_c: step time a + b*B + c*B*context [s, s/seq, s/(seq tok)].
         kappa: bytes that cross the fabric per stored token [B/tok].
-        capacity: handoff buffer of the fleet [B].
+        capacity: handoff buffer of the fleet [B]; capacity_per_gpu: what each ready GPU of the pool that holds the
+            buffer adds to it [B] (D32: HBM that weights, activations and running requests leave).
         nic_prefill, nic_decode: link rate per GPU [B/s]; fabric: limit of the whole fabric [B/s], inf for none.
         prefill_worker, decode_worker: GPUs per worker.
         accept: output tokens per decode step and sequence.
-        back_pressure: 1 to hold prefill while the buffer is full, 0 to lose what does not fit (static).
+        hit_decode: share of the stored input tokens that the decode side has already, and that do not cross (D12).
+        kv_capacity: tokens of KV that a decode GPU holds, a limit on the batch beside `batch`; None for no limit.
+        chunks: pieces of a prompt's KV, each sent as soon as it is computed (SGLang with Mooncake); None for a transfer
+            after prefill (vLLM with NIXL).
+        back_pressure: True to hold prefill while the buffer is full, False to lose what does not fit (static).
+        place: where the buffer lies (static). `prefill`: in the prefill GPUs (pull: bytes cross both links when decode
+            admits them); `decode`: in the decode GPUs (push: they cross before it); `host`: in between (they leave
+            over the prefill links, and enter over the decode links).
     """
 
     r_P: Scalar
@@ -91,14 +108,94 @@ class Plant(eqx.Module):
     prefill_worker: Scalar
     decode_worker: Scalar
     accept: Scalar = 1.0
+    capacity_per_gpu: Scalar = 0.0
+    hit_decode: Scalar = 0.0
+    kv_capacity: Scalar | None = None
+    chunks: Scalar | None = None
     back_pressure: bool = eqx.field(static=True, default=True)
+    place: str = eqx.field(static=True, default="host")
+
+    def __check_init__(self) -> None:
+        if self.place not in PLACES:
+            raise unknown("place of the buffer", self.place, PLACES)
+
+    def check(self) -> None:
+        """Raise InputError naming the first number that cannot be; traced numbers are taken as they are."""
+        for name in ("r_P", "batch", "t_step_a", "kappa", "nic_prefill", "nic_decode", "fabric", "accept"):
+            self._require(name, 0.0, open_below=True)
+        for name in ("prefill_worker", "decode_worker", "kv_capacity"):
+            self._require(name, 0.0, open_below=True)
+        for name in ("t_step_b", "t_step_c", "capacity", "capacity_per_gpu"):
+            self._require(name, 0.0)
+        self._require("hit_decode", 0.0, most=1.0)
+        self._require("chunks", 1.0)
+
+    def _require(self, name: str, least: float, most: float = math.inf, open_below: bool = False) -> None:
+        value: Any = getattr(self, name)
+        if value is None or isinstance(value, Tracer) or jnp.ndim(value) > 0:
+            return
+        number = float(value)
+        if not (least < number <= most or (number == least and not open_below)):
+            above = f"> {least:g}" if open_below else f">= {least:g}"
+            raise refuse(name, number, above if most == math.inf else f"{above} and <= {most:g}")
+
+    @property
+    def crossing(self) -> Scalar:
+        """Bytes that cross the fabric per stored token [B/tok]."""
+        return self.kappa * (1.0 - self.hit_decode)
+
+    def room(self, prefill_gpus: Scalar, decode_gpus: Scalar) -> Scalar:
+        """The handoff buffer's capacity [B] with these ready GPUs."""
+        holders = {"prefill": prefill_gpus, "decode": decode_gpus, "host": 0.0}[self.place]
+        return self.capacity + self.capacity_per_gpu * holders
+
+    def empty(self, shape: tuple[int, ...] = ()) -> PlantState:
+        """This plant with nothing in it; `shape` is () or (classes,)."""
+        return empty(shape)
+
+    def advance(
+        self, state: PlantState, arrivals: Arrivals, prefill_gpus: Scalar, decode_gpus: Scalar, dt: Scalar
+    ) -> tuple[PlantState, Flows]:
+        """One step of `dt` seconds: `fluidq.plant.advance`."""
+        return advance(state, arrivals, prefill_gpus, decode_gpus, self, dt)
+
+    def latency(
+        self, state: PlantState, arrivals: Arrivals, prefill_gpus: Scalar, decode_gpus: Scalar, flows: Flows
+    ) -> "Latency":
+        """What a request that arrives now will feel: `fluidq.plant.latency`."""
+        return latency(state, arrivals, prefill_gpus, decode_gpus, self, flows.t_step)
 
 
-def empty() -> PlantState:
-    """A plant with nothing in it."""
-    zero = jnp.zeros(())
+class Latency(NamedTuple):
+    """TTFT [s] of a request that arrives now, by D24's terms, and TPOT [s] of the running batch.
+
+    ttft = wait + prefill + transfer + first_step; `wait` is queueing behind what is there, at the current rates.
+    """
+
+    ttft: Scalar
+    tpot: Scalar
+    wait: Scalar
+    prefill: Scalar
+    transfer: Scalar
+    first_step: Scalar
+
+
+def empty(shape: tuple[int, ...] = ()) -> PlantState:
+    """A plant with nothing in it; `shape` is () for one class of requests, (classes,) for several."""
+    zero = jnp.zeros(shape)
     nothing = Contents(zero, zero, zero)
     return PlantState(nothing, zero, nothing, nothing)
+
+
+def total(x: Scalar) -> Array:
+    """Sum over the classes; a number is its own sum."""
+    x = jnp.asarray(x)
+    return jnp.sum(x, axis=-1) if x.ndim else x
+
+
+def settle(*values: Any) -> Any:
+    """The same values, computed once: XLA on CPU else recomputes a chain inside every result that reads it."""
+    return jax.lax.optimization_barrier(values)
 
 
 def _take(store: Contents, share: Scalar) -> Contents:
@@ -109,30 +206,48 @@ def _add(*stores: Contents) -> Contents:
     return Contents(*(sum(part[1:], part[0]) for part in zip(*stores, strict=True)))
 
 
+def _less(store: Contents, part: Contents) -> Contents:
+    return Contents(*(positive_part(a - b) for a, b in zip(store, part, strict=True)))
+
+
 def _share(limit: Scalar, wanted: Scalar) -> Array:
     """The share of `wanted` that fits in `limit`: 1 when all fits (also when nothing is wanted)."""
     short = jnp.asarray(wanted) > limit
     return jnp.where(short, jnp.asarray(limit) / jnp.where(short, wanted, 1.0), 1.0)
 
 
-def step_time(plant: Plant, sequences: Scalar, stored: Scalar, output: Scalar, gpus: Scalar) -> Array:
-    """Decode step time [s] of `sequences` spread over `gpus`: D07's law at D05's context of their mean lengths."""
-    context = requests.mean_context_fixed(isl=ratio(stored, sequences), osl=ratio(output, sequences))
+def step_time(plant: Plant, store: Contents, gpus: Scalar) -> Array:
+    """Decode step time [s] of the sequences in `store` spread over `gpus`: D07's law at D05's mean context."""
+    n = total(store.requests)
+    # D05's context is linear in the lengths above one output token, so the mean lengths of the classes give its mean.
+    context = requests.mean_context_fixed(isl=ratio(total(store.stored), n), osl=ratio(total(store.output), n))
     law = {"t_step_a": plant.t_step_a, "t_step_b": plant.t_step_b, "t_step_c": plant.t_step_c}
-    return requests.step_time(**law, B=ratio(sequences, gpus), theta_ctx=context)
+    return requests.step_time(**law, B=ratio(n, gpus), theta_ctx=context)
+
+
+def kv_tokens(store: Contents) -> Array:
+    """Tokens of KV of running sequences, which are on average half way through their output [tok]."""
+    return total(store.stored) + 0.5 * total(store.output)
 
 
 def _residence(store: Contents, t_step: Scalar, plant: Plant) -> Array:
-    """Mean time in the batch [s] of what `store` holds: O t_s / accept (D29's time constant)."""
+    """Mean time in the batch [s] of what `store` holds: O t_s / accept (D29's time constant), per class."""
     return stages.decode_time_constant(osl=ratio(store.output, store.requests), t_step=t_step) / plant.accept
+
+
+# Below this, (1 - e^-x) / x loses digits, and its series is exact to rounding.
+_SMALL = 1e-3
 
 
 def _kept(residence: Scalar, dt: Scalar) -> tuple[Array, Array]:
     """Shares still running after `dt`: of what was there, and of what came in evenly during it (constant rates)."""
     some = jnp.asarray(residence) > 0
     x = jnp.asarray(dt) / jnp.where(some, residence, 1.0)
-    old = jnp.where(some, jnp.exp(-x), 0.0)
-    return old, jnp.where(some, -jnp.expm1(-x) / x, 0.0)
+    kept = jnp.exp(-x)
+    small = x < _SMALL
+    series = 1.0 - x * (0.5 - x * (1.0 / 6.0 - x / 24.0))
+    mean = jnp.where(small, series, (1.0 - kept) / jnp.where(small, 1.0, x))
+    return jnp.where(some, kept, 0.0), jnp.where(some, mean, 0.0)
 
 
 def advance(
@@ -143,58 +258,54 @@ def advance(
     Order: what is active decodes; the buffer's old stock is admitted first (FIFO between stock and newcomers); then
     prefill works, its output going straight into free decode slots and the rest into the buffer as far as it has room.
 
-    Arguments: stores and arrivals in requests and tokens; `prefill_gpus`, `decode_gpus` ready GPUs; `dt` [s].
-    Returns the new state and the `Flows`. Requests: before + arrived = after + done + lost, to rounding.
+    Arguments: stores and arrivals in requests and tokens, () or (classes,); `prefill_gpus`, `decode_gpus` ready GPUs;
+    `dt` [s]. Returns the new state and the `Flows`. Requests: before + arrived = after + done + lost, to rounding.
     """
     old, buffer = state.active, state.buffer
-    serving = most(decode_gpus, old.requests / plant.batch)  # a decode GPU leaves only when its share has drained
-    t_step = step_time(plant, old.requests, old.stored, old.output, serving)
+    running = total(old.requests)
+    serving = most(decode_gpus, running / plant.batch)  # a decode GPU leaves only when its share has drained
+    t_step = step_time(plant, old, serving)
 
     # Decode: residents leave at rate accept / (O t_s); a slot is a place in the batch at the end of the step.
     keep_old, _ = _kept(_residence(old, t_step, plant), dt)
     # The exponential tail of an idle batch ends here, before ratios of denormal numbers lose their derivatives.
-    keep_old = jnp.where(old.requests > NEGLIGIBLE, keep_old, 0.0)
-    slots = positive_part(decode_gpus * plant.batch - keep_old * old.requests)
-    link = decode_gpus * plant.nic_decode * dt
+    keep_old = jnp.where(jnp.asarray(old.requests) > NEGLIGIBLE, keep_old, 0.0)
+    stay = _take(old, keep_old)
+    slots = positive_part(decode_gpus * plant.batch - total(stay.requests))
+    memory = None if plant.kv_capacity is None else positive_part(decode_gpus * plant.kv_capacity - kv_tokens(stay))
+    before, after = _links(plant, prefill_gpus, decode_gpus)
+    before, after = (None if rate is None else rate * dt for rate in (before, after))
 
     # Admission from the stock.
     _, keep_stock = _kept(_residence(buffer, t_step, plant), dt)
-    stock_bytes = plant.kappa * buffer.stored
-    admit = least(_share(slots, buffer.requests * keep_stock), _share(link, stock_bytes))
-    admitted = _take(buffer, admit)
-    slots_left = positive_part(slots - admitted.requests * keep_stock)
-    link_left = positive_part(link - admit * stock_bytes)
+    stock = total(buffer.stored)
+    entering = _take(buffer, keep_stock)
+    admit = _fit(plant, slots, memory, after, entering, stock)
+    inside = _take(entering, admit)
+    slots_left, memory_left, after_left = _left(plant, slots, memory, after, inside, admit * stock)
 
     # Prefill, straight through into free slots, then into the buffer's room.
     ready = _add(state.backlog, Contents(arrivals.requests, arrivals.stored, arrivals.output))
     work = state.computed + arrivals.computed
+    effort, ready_stored = total(work), total(ready.stored)
     _, keep_new = _kept(_residence(ready, t_step, plant), dt)
-    ready_bytes = plant.kappa * ready.stored
-    could = least(
-        _share(prefill_gpus * plant.r_P * dt, work),
-        _share(least(prefill_gpus * plant.nic_prefill, plant.fabric) * dt, ready_bytes),
-    )
-    through = least(_share(slots_left, ready.requests * keep_new), _share(link_left, ready_bytes))
-    room = positive_part(plant.capacity - (1.0 - admit) * stock_bytes)
-    fits = through + ratio(room, ready_bytes, empty=1.0)
+    could = _share(prefill_gpus * plant.r_P * dt, effort)
+    if before is not None:
+        could = least(could, _share(before, plant.crossing * ready_stored))
+    newcomers = _take(ready, keep_new)
+    through = _fit(plant, slots_left, memory_left, after_left, newcomers, ready_stored)
+    held = plant.kappa if plant.place == "prefill" else plant.crossing
+    room = positive_part(plant.room(prefill_gpus, decode_gpus) - (1.0 - admit) * held * stock)
+    fits = through + ratio(room, held * ready_stored, empty=1.0)
     moved = least(could, fits)
     spilled = could - moved
     if plant.back_pressure:
-        lost, left, stalled = 0.0, 1.0 - moved, spilled * work
+        lost, left, stalled = 0.0, 1.0 - moved, spilled * effort
     else:
         lost, left, stalled = spilled, 1.0 - could, 0.0
     direct = least(moved, through)
 
-    kept = _add(
-        _take(old, keep_old),
-        _take(admitted, keep_stock),
-        _take(ready, direct * keep_new),
-    )
-    done = _add(
-        _take(old, 1.0 - keep_old),
-        _take(admitted, 1.0 - keep_stock),
-        _take(ready, direct * (1.0 - keep_new)),
-    )
+    kept = _add(stay, inside, _take(newcomers, direct))
     new = PlantState(
         backlog=_take(ready, left),
         computed=work * left,
@@ -202,45 +313,101 @@ def advance(
         active=kept,
     )
     flows = Flows(
-        done=done,
+        done=_add(
+            _take(old, 1.0 - keep_old),
+            _take(buffer, admit * (1.0 - keep_stock)),
+            _take(ready, direct * (1.0 - keep_new)),
+        ),
         lost=_take(ready, lost),
-        prefilled=work * (1.0 - left),
+        prefilled=effort * (1.0 - left),
         stalled=jnp.asarray(stalled),
-        ttft=time_to_first_token(new, arrivals, prefill_gpus, decode_gpus, plant, t_step),
-        tpot=t_step / plant.accept,
+        t_step=t_step,
         serving=serving,
+        idle=positive_part(decode_gpus * plant.batch - total(kept.requests)),
     )
     return new, flows
 
 
-def time_to_first_token(
-    state: PlantState, arrivals: Arrivals, prefill_gpus: Scalar, decode_gpus: Scalar, plant: Plant, t_step: Scalar
-) -> Array:
-    """TTFT [s] of a request that arrives now, at the current rates (D24's terms, queueing as a fluid).
+def _links(plant: Plant, prefill_gpus: Scalar, decode_gpus: Scalar) -> tuple[Scalar | None, Scalar | None]:
+    """Link rates [B/s] before and after the buffer; None where nothing crosses."""
+    send = least(prefill_gpus * plant.nic_prefill, plant.fabric)
+    receive = decode_gpus * plant.nic_decode
+    if plant.place == "host":
+        return send, receive
+    whole = least(send, receive)
+    return (None, whole) if plant.place == "prefill" else (whole, None)
 
-    wait for what is ahead + own prefill on one worker + own transfer over one worker's links + one decode step. The
-    wait is the larger of two: the backlog through prefill (or its links) and then the stock through decode; or, where
-    decode or its links hold everything back, the backlog and the stock together through decode. A pool without a
-    ready GPU serves nobody: inf.
+
+def _fit(
+    plant: Plant, slots: Scalar, memory: Scalar | None, link: Scalar | None, entering: Contents, stored: Scalar
+) -> Array:
+    """The share of a store that decode can take: slots, KV memory if it is a limit, the link after the buffer."""
+    share = _share(slots, total(entering.requests))
+    if memory is not None:
+        share = least(share, _share(memory, kv_tokens(entering)))
+    if link is not None:
+        share = least(share, _share(link, plant.crossing * stored))
+    return share
+
+
+def _left(
+    plant: Plant, slots: Scalar, memory: Scalar | None, link: Scalar | None, inside: Contents, moved: Scalar
+) -> tuple[Array, Array | None, Array | None]:
+    return (
+        positive_part(slots - total(inside.requests)),
+        None if memory is None else positive_part(memory - kv_tokens(inside)),
+        None if link is None else positive_part(link - plant.crossing * moved),
+    )
+
+
+def latency(
+    state: PlantState, arrivals: Arrivals, prefill_gpus: Scalar, decode_gpus: Scalar, plant: Plant, t_step: Scalar
+) -> Latency:
+    """What a request that arrives now will feel, at the current rates (D24's terms, queueing as a fluid).
+
+    The wait is the larger of two: the backlog through prefill (or its links) and then the stock through decode; or,
+    where decode or its links hold everything back, the backlog and the stock together through decode. Own prefill on
+    one worker, own transfer over one worker's links, then one decode step. A pool without a ready GPU serves nobody:
+    inf. Per class of requests where the arrivals have classes.
     """
     isl_computed = ratio(arrivals.computed, arrivals.requests)
     isl_stored = ratio(arrivals.stored, arrivals.requests)
-    decode_rate, link_rate = decode_gpus * plant.batch, decode_gpus * plant.nic_decode
-    send_rate = least(prefill_gpus * plant.nic_prefill, plant.fabric)
+    before, after = _links(plant, prefill_gpus, decode_gpus)
+    slots = decode_gpus * plant.batch
+    if plant.kv_capacity is not None:
+        each = ratio(kv_tokens(state.active), total(state.active.requests))
+        slots = least(slots, ratio(decode_gpus * plant.kv_capacity, each, empty=jnp.inf))
 
-    def through_decode(store: Contents) -> Array:
-        return most(
-            ratio(store.requests * _residence(store, t_step, plant), decode_rate, empty=jnp.inf),
-            ratio(plant.kappa * store.stored, link_rate, empty=jnp.inf),
-        )
+    def through_decode(stored: Scalar, output: Scalar) -> Array:
+        served = ratio(output * t_step, slots * plant.accept, empty=jnp.inf)
+        if after is None:
+            return served
+        return most(served, ratio(plant.crossing * stored, after, empty=jnp.inf))
 
-    through_prefill = most(
-        ratio(state.computed, prefill_gpus * plant.r_P, empty=jnp.inf),
-        ratio(plant.kappa * state.backlog.stored, send_rate, empty=jnp.inf),
-    )
+    waiting, stock = state.backlog, state.buffer
+    queued, behind = total(waiting.stored), total(waiting.output)
+    through_prefill = ratio(total(state.computed), prefill_gpus * plant.r_P, empty=jnp.inf)
+    if before is not None:
+        through_prefill = most(through_prefill, ratio(plant.crossing * queued, before, empty=jnp.inf))
+    stored, output = total(stock.stored), total(stock.output)
     wait = most(
-        through_prefill + through_decode(state.buffer),
-        through_decode(_add(state.backlog, state.buffer)),
+        through_prefill + through_decode(stored, output),
+        through_decode(stored + queued, output + behind),
     )
     pair = least(plant.prefill_worker * plant.nic_prefill, plant.decode_worker * plant.nic_decode)
-    return wait + isl_computed / (plant.prefill_worker * plant.r_P) + plant.kappa * isl_stored / pair + t_step
+    prefill = isl_computed / (plant.prefill_worker * plant.r_P)
+    link = {"isl": isl_stored, "kappa_store": plant.crossing, "nic": pair / plant.prefill_worker}
+    link["g_P"] = plant.prefill_worker
+    if plant.chunks is None:
+        transfer = aggregated.exposed_transfer(**link)
+    else:
+        transfer = aggregated.exposed_transfer_chunked(**link, r_P=plant.r_P, n_chunks=plant.chunks)
+    first = jnp.asarray(t_step)
+    return Latency(
+        ttft=wait + prefill + transfer + first,
+        tpot=first / plant.accept,
+        wait=wait,
+        prefill=prefill,
+        transfer=transfer,
+        first_step=first,
+    )

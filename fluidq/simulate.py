@@ -1,105 +1,64 @@
 """The closed loop at a fixed step: a policy on a plant under a workload.
 
-A tick is one control interval: read the signals, decide, start or stop workers, then move the flows. What was started
-arrives `cold_start` seconds later; a cold start that is no whole number of ticks lands partly in one tick and partly in
-the next (the mean over the tick), which is exact for the worker-seconds and gives a derivative in the cold start.
+A tick is one control interval: sample the signals, let the policy decide, start or stop workers, then move the flows.
+What was started arrives `cold_start` seconds later; a cold start that is no whole number of ticks lands partly in one
+tick and partly in the next (the mean over the tick), which is exact for the worker-seconds and gives a derivative in
+the cold start. The physics may take several steps per tick (`Fleet.substeps`).
 """
 
-import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
+from fluidq import pipeline
 from fluidq._callable import make_callable
 from fluidq._errors import refuse
-from fluidq._numerics import positive_part, ratio
+from fluidq._numerics import least, positive_part, ratio
 from fluidq._types import Scalar
+from fluidq.fleet import Fleet as Fleet
 from fluidq.objective import Cost, Objective
-from fluidq.plant import Arrivals, Plant, PlantState, advance, empty
-from fluidq.policies import Bounds, Signals, Thresholds
+from fluidq.plant import Arrivals, Flows, PlantState, kv_tokens, settle, total
+from fluidq.policies import gates
+from fluidq.policies.base import ALWAYS_KNOWN, Policy, Reading
 from fluidq.workload import Workload
 
 
-class Fleet(eqx.Module):
-    """A plant with its pools' limits and their delay.
+class Load(NamedTuple):
+    """Arrivals per tick as amounts: requests, computed, stored and output tokens.
 
-    Attributes:
-        plant: the physics.
-        cold_start: seconds from a decision to a ready worker (tau).
-        interval: control interval [s] (static).
-        budget: most GPUs, ready and starting. Decode GPUs that were told to stop serve what they hold and are paid
-            for until it has drained; they may come on top.
-        initial_gpus: fleet size at time 0, split by the policy's ratio.
-        min_workers: least workers per pool.
-        request_gpu_seconds: GPU time that serving a mean request takes, the unit of the objective's weights.
-        delay_ticks: whole ticks in `cold_start` (static; set by `Fleet.make`, and refused where it does not fit).
+    Each of shape (ticks,), or (ticks, classes) for several classes of requests.
     """
 
-    plant: Plant
-    cold_start: Scalar
-    budget: Scalar
-    initial_gpus: Scalar
-    request_gpu_seconds: Scalar
-    min_workers: Scalar = 1.0
-    interval: float = eqx.field(static=True, default=15.0)
-    delay_ticks: int = eqx.field(static=True, default=0)
-
-    @staticmethod
-    def make(
-        plant: Plant,
-        *,
-        cold_start: float,
-        budget: float,
-        initial_gpus: float,
-        request_gpu_seconds: float,
-        interval: float = 15.0,
-        min_workers: int = 1,
-    ) -> "Fleet":
-        """A checked fleet. Raises InputError naming the field that cannot be."""
-        if not (math.isfinite(cold_start) and cold_start >= 0):
-            raise refuse("cold_start", cold_start, "a time >= 0 s")
-        if not (math.isfinite(interval) and interval > 0):
-            raise refuse("interval", interval, "a control interval > 0 s")
-        floor = float(min_workers * (plant.prefill_worker + plant.decode_worker))
-        if min_workers < 1:
-            raise refuse("min_workers", min_workers, "at least 1 worker per pool")
-        if not budget >= floor:
-            raise refuse("budget", budget, f"at least {floor:g} GPUs, one worker of each pool")
-        if not floor <= initial_gpus <= budget:
-            raise refuse("initial_gpus", initial_gpus, f"between {floor:g} and the budget of {budget:g} GPUs")
-        if not float(plant.capacity) >= 0:
-            raise refuse("capacity", float(plant.capacity), "a buffer >= 0 B")
-        for name in ("r_P", "batch", "t_step_a", "kappa", "nic_prefill", "nic_decode", "fabric", "accept"):
-            if not float(getattr(plant, name)) > 0:
-                raise refuse(name, float(getattr(plant, name)), "> 0")
-        return Fleet(
-            plant=plant,
-            cold_start=cold_start,
-            budget=budget,
-            initial_gpus=initial_gpus,
-            request_gpu_seconds=request_gpu_seconds,
-            min_workers=min_workers,
-            interval=interval,
-            delay_ticks=math.floor(cold_start / interval),
-        )
+    requests: Float[Array, "ticks ..."]
+    computed: Float[Array, "ticks ..."]
+    stored: Float[Array, "ticks ..."]
+    output: Float[Array, "ticks ..."]
 
 
-class Load(NamedTuple):
-    """Arrivals per tick as amounts: requests, computed, stored and output tokens, each of shape (ticks,)."""
+class Sampling(NamedTuple):
+    """How metrics reach the controller: `delay` seconds late (static), and not at all on `missing` ticks (ticks,)."""
 
-    requests: Float[Array, " ticks"]
-    computed: Float[Array, " ticks"]
-    stored: Float[Array, " ticks"]
-    output: Float[Array, " ticks"]
+    delay: float = 0.0
+    missing: Bool[Array, " ticks"] | Bool[np.ndarray, " ticks"] | None = None
 
 
-def load_of(workload: Workload, interval: float) -> Load:
-    """The workload as amounts per control interval: rates are integrated, so no pulse is lost between ticks."""
+def load_of(workload: Workload | Sequence[Workload], interval: float) -> Load:
+    """The workload as amounts per control interval: rates are integrated, so no pulse is lost between ticks.
+
+    A sequence of workloads is as many classes of requests, over the shortest of their durations.
+    """
+    if not isinstance(workload, Workload):
+        loads = [load_of(w, interval) for w in workload]
+        if not loads:
+            raise refuse("workload", "no classes", "at least one workload")
+        ticks = min(load.requests.shape[0] for load in loads)
+        return Load(*(jnp.stack([part[:ticks] for part in parts], axis=-1) for parts in zip(*loads, strict=True)))
     fine = workload if workload.window == interval else workload.resampled(interval)
     n = np.asarray(fine.rate) * fine.window
     parts = (n, n * fine.isl_computed, n * fine.isl_stored, n * fine.osl)
@@ -110,8 +69,10 @@ class Trajectory(eqx.Module):
     """What happened on each tick: arrays of shape (ticks,), at the end of the tick unless said otherwise.
 
     `prefill_gpus`, `decode_gpus` are ready; `requested_gpus` counts those that start too; `draining_gpus` still serve
-    what they hold after they were told to stop. `buffer_bytes` against 0 and the
-    capacity; `backlog` in computed tokens; `ttft`, `tpot` [s]; `arrived`, `done`, `lost` requests in the tick.
+    what they hold after they were told to stop. `buffer_bytes` against 0 and the `buffer_room`; `backlog` in computed
+    tokens; `active` sequences in decode, `idle_slots` the rest of its batch; `ttft`, `tpot` [s] (`ttft` of shape
+    (ticks, classes) for several classes), `wait` the queueing part of it; `arrived`, `done`, `lost` requests in the
+    tick; `stalled` prefill work that the full buffer held back [computed tok].
     """
 
     time: Array
@@ -121,9 +82,12 @@ class Trajectory(eqx.Module):
     draining_gpus: Array
     backlog: Array
     buffer_bytes: Array
+    buffer_room: Array
     active: Array
+    idle_slots: Array
     ttft: Array
     tpot: Array
+    wait: Array
     arrived: Array
     done: Array
     lost: Array
@@ -131,7 +95,11 @@ class Trajectory(eqx.Module):
 
 
 class Run(eqx.Module):
-    """A finished run: its cost, its request balance, and its trajectory where asked for."""
+    """A finished run: its cost, its request balance, and its trajectory where asked for.
+
+    `arrived`, `done`, `lost`, `left` in requests over the run; `attained` the share of arrivals within both limits;
+    `actions` workers started or stopped; `full`, `empty` the share of time with the buffer at either boundary.
+    """
 
     cost: Cost
     arrived: Array
@@ -140,6 +108,8 @@ class Run(eqx.Module):
     left: Array
     attained: Array
     actions: Array
+    full: Array
+    empty: Array
     trajectory: Trajectory | None
 
 
@@ -151,35 +121,51 @@ class _Sums(NamedTuple):
     done: Scalar
     within: Scalar
     actions: Scalar
+    full: Scalar
+    empty: Scalar
+
+
+class _Seen(NamedTuple):
+    """What the last tick did, for the next reading."""
+
+    ttft: Scalar
+    tpot: Scalar
+    prefilled: Scalar
+    t_step: Scalar
 
 
 class _Loop(NamedTuple):
     state: PlantState
     workers: Array  # commanded workers per pool, starting ones included: shape (2,)
-    pending: Array  # workers that are starting: shape (2,)
-    gpus: Array  # fleet size the policy last asked for
-    starts: Array  # ring of past starts: shape (delay + 2, 2)
+    pending: Array  # workers that are starting or changing their role: shape (2,)
+    starts: Array  # their pipeline
+    switches: Array | None  # the pipeline of those that change their role
+    memory: Any  # the policy's own
+    seen: _Seen
+    late: Reading | None  # ring of past readings, where metrics come late
     sums: _Sums
 
 
 def simulate(
     fleet: Fleet,
-    workload: Workload | Load,
-    policy: Thresholds,
+    workload: Workload | Load | Sequence[Workload],
+    policy: Policy,
     objective: Objective | None = None,
     *,
     width: float | Array | None = None,
     record: bool = True,
+    sampling: Sampling | None = None,
 ) -> Run:
     """Run the closed loop over the whole workload.
 
     Arguments:
         fleet: plant, delay, budget.
-        workload: windows of arrivals, or a prepared `Load` (one entry per control interval).
+        workload: windows of arrivals, several such for several classes, or a prepared `Load` (one entry per interval).
         policy: the autoscaler.
         objective: limits and prices; the default is `Objective()`.
         width: None for the hard law (integer workers, comparisons on ticks); a number > 0 for the relaxed one.
         record: keep the trajectory.
+        sampling: delay and gaps of the metrics; None for fresh ones.
 
     Returns a `Run`. Raises InputError for a workload that is empty, negative or not finite, a width that is not
     positive, and a fleet whose `delay_ticks` is not that of its cold start.
@@ -192,9 +178,11 @@ def simulate(
         if not (isinstance(width, int | float | np.ndarray | np.number | jax.Array) and np.all(np.asarray(width) > 0)):
             raise refuse("width", width, "> 0, or None for the hard law")
     fleet = _with_checked_delay(fleet)
+    delay, missing = _checked_sampling(sampling or Sampling(), load.requests.shape[0], fleet.interval)
     # As an array, so that another width is another input and not another compilation.
     width = None if width is None else jnp.asarray(width, dtype=jnp.float64)
-    return _simulate(fleet, load, policy, objective or Objective(), width, record)
+    policy = policy.prepare(load, fleet)
+    return _simulate(fleet, load, policy, objective or Objective(), width, record, delay, missing)
 
 
 def _check_load(load: Load) -> None:
@@ -206,14 +194,28 @@ def _check_load(load: Load) -> None:
             raise refuse(f"load.{name}", part.shape, f"of the shape of load.requests, {load.requests.shape}")
         values = np.asarray(part)
         if not np.all(np.isfinite(values) & (values >= 0)):
-            bad = int(np.flatnonzero(~(np.isfinite(values) & (values >= 0)))[0])
-            raise refuse(f"load.{name}[{bad}]", float(values[bad]), "a finite amount >= 0")
+            where = np.argwhere(~(np.isfinite(values) & (values >= 0)))[0]
+            place = ", ".join(map(str, where))
+            raise refuse(f"load.{name}[{place}]", float(values[tuple(where)]), "a finite amount >= 0")
+
+
+def _checked_sampling(sampling: Sampling, ticks: int, interval: float) -> tuple[int, Array | None]:
+    if not 0 <= sampling.delay < np.inf:
+        raise refuse("sampling.delay", sampling.delay, "a time >= 0 s")
+    if sampling.missing is None:
+        return round(sampling.delay / interval), None
+    missing = jnp.asarray(sampling.missing)
+    if missing.shape != (ticks,):
+        raise refuse("sampling.missing", missing.shape, f"one flag per tick, shape ({ticks},)")
+    return round(sampling.delay / interval), missing
 
 
 def _with_checked_delay(fleet: Fleet) -> Fleet:
     """A cold start outside its static tick would be extrapolated silently: refuse it, also where it is traced."""
     part = fleet.cold_start / fleet.interval - fleet.delay_ticks
     wanted = "that of Fleet.make: the whole ticks in cold_start"
+    if fleet.stages:
+        return fleet  # the chain has no ticks
     if isinstance(part, Tracer):
         sure = eqx.error_if(fleet.cold_start, (part < 0) | (part > 1), f"fleet.delay_ticks must be {wanted}")
         return eqx.tree_at(lambda f: f.cold_start, fleet, sure)
@@ -224,17 +226,24 @@ def _with_checked_delay(fleet: Fleet) -> Fleet:
 
 @eqx.filter_jit
 def _simulate(
-    fleet: Fleet, load: Load, policy: Thresholds, objective: Objective, width: Scalar | None, record: bool
+    fleet: Fleet,
+    load: Load,
+    policy: Policy,
+    objective: Objective,
+    width: Scalar | None,
+    record: bool,
+    delay: int,
+    missing: Array | None,
 ) -> Run:
-    ticks = load.requests.shape[0]
-    # Longer than the horizon is the same as never: the ring need not remember more than the run has ticks.
-    delay = min(fleet.delay_ticks, ticks + 1)
-    loop = _start(fleet, policy, width, delay)
+    ticks, classes = load.requests.shape[0], load.requests.shape[1:]
+    loop = _start(fleet, policy, width, ticks, classes, delay)
+    # A controller sees the arrivals of the tick before; before the first, the world was as on the first.
+    before = Load(*(jnp.concatenate([part[:1], part[:-1]]) for part in load))
 
-    def tick(loop: _Loop, inputs: tuple[Array, Load]) -> tuple[_Loop, Trajectory | None]:
-        return _tick(fleet, policy, objective, width, record, delay, loop, inputs)
+    def tick(loop: _Loop, inputs: Any) -> tuple[_Loop, Trajectory | None]:
+        return _tick(fleet, policy, objective, width, record, delay, loop, *inputs)
 
-    loop, trajectory = jax.lax.scan(tick, loop, (jnp.arange(ticks), load))
+    loop, trajectory = jax.lax.scan(tick, loop, (jnp.arange(ticks), load, before, missing))
     s = loop.sums
     hour = 3600.0
     unit = fleet.request_gpu_seconds / hour
@@ -251,86 +260,114 @@ def _simulate(
         arrived=arrived,
         done=jnp.asarray(s.done),
         lost=jnp.asarray(s.lost),
-        left=state.backlog.requests + state.buffer.requests + state.active.requests,
+        left=total(state.backlog.requests + state.buffer.requests + state.active.requests),
         attained=ratio(s.within, arrived, empty=1.0),
         actions=jnp.asarray(s.actions),
+        full=jnp.asarray(s.full) / ticks,
+        empty=jnp.asarray(s.empty) / ticks,
         trajectory=trajectory,
     )
 
 
-def _bounds(fleet: Fleet) -> Bounds:
-    return Bounds(fleet.plant.prefill_worker, fleet.plant.decode_worker, fleet.min_workers, fleet.budget)
+def _delay_ticks(ticks_late: int, ticks: int) -> int:
+    """Longer than the horizon is the same as never: the ring need not remember more than the run has ticks."""
+    return min(ticks_late, ticks + 1)
 
 
-def _start(fleet: Fleet, policy: Thresholds, width: Scalar | None, delay: int) -> _Loop:
+def _start(
+    fleet: Fleet, policy: Policy, width: Scalar | None, ticks: int, classes: tuple[int, ...], delay: int
+) -> _Loop:
     zero = jnp.zeros(())
-    gpus = jnp.asarray(fleet.initial_gpus, dtype=jnp.float64)
-    workers = jnp.stack(policy.split(gpus, _bounds(fleet), width))
+    asked = policy.initial(fleet, width)
+    workers = jnp.stack([jnp.asarray(n, dtype=jnp.float64) for n in asked])
+    ring = pipeline.erlang(fleet.stages) if fleet.stages else pipeline.ring(_delay_ticks(fleet.delay_ticks, ticks))
+    switches = None if fleet.switch_delay is None else pipeline.ring(_delay_ticks(fleet.switch_ticks, ticks))
+    late = Reading(*(jnp.zeros((delay + 1,)) for _ in Reading._fields)) if delay else None
     return _Loop(
-        state=empty(),
+        state=fleet.plant.empty(classes),
         workers=workers,
         pending=jnp.zeros(2),
-        gpus=gpus,
-        starts=jnp.zeros((delay + 2, 2)),
+        starts=ring,
+        switches=switches,
+        memory=policy.start(fleet, asked),
+        seen=_Seen(zero, zero, zero, zero),
+        late=late,
         sums=_Sums(*([zero] * len(_Sums._fields))),
     )
 
 
 def _tick(
     fleet: Fleet,
-    policy: Thresholds,
+    policy: Policy,
     objective: Objective,
     width: Scalar | None,
     record: bool,
     delay: int,
     loop: _Loop,
-    inputs: tuple[Array, Load],
+    index: Array,
+    arriving: Load,
+    before: Load,
+    missing: Array | None,
 ) -> tuple[_Loop, Trajectory | None]:
-    index, arriving = inputs
     plant, dt = fleet.plant, fleet.interval
-    per_worker = jnp.stack([jnp.asarray(plant.prefill_worker, float), jnp.asarray(plant.decode_worker, float)])
-    state = loop.state
+    per_worker = jnp.stack([jnp.asarray(g, dtype=jnp.float64) for g in fleet.per_worker])
 
     # Sample, decide.
-    ready = (loop.workers - loop.pending) * per_worker
-    signals = Signals(
-        prefill_wait=ratio(state.computed, ready[0] * plant.r_P),
-        decode_load=ratio(state.active.requests + state.buffer.requests, ready[1] * plant.batch),
-        pending=jnp.sum(loop.pending * per_worker),
-        gpus=loop.gpus,
-    )
-    gpus = policy.size(signals, _bounds(fleet), width)
-    wanted = jnp.stack(policy.split(gpus, _bounds(fleet), width))
+    reading, late = _sample(fleet, loop, index, before, missing, delay)
+    memory, asked = policy.decide(loop.memory, reading, fleet, width)
+    wanted = jnp.stack([jnp.asarray(n) for n in asked])
+    wanted = wanted if policy.KEEPS_BUDGET else _within_budget(wanted, loop.workers, per_worker, fleet.budget, width)
 
-    # Start and stop. Stops take ready workers at once; starts arrive after the cold start.
+    # Start, stop, switch. Stops take ready workers at once; starts arrive after the cold start.
     change = wanted - loop.workers
-    begun = positive_part(change)
-    slots = delay + 2
-    starts = jax.lax.dynamic_update_index_in_dim(loop.starts, begun, index % slots, 0)
-    part = fleet.cold_start / dt - fleet.delay_ticks
-    earlier = jax.lax.dynamic_index_in_dim(starts, (index - delay) % slots, 0, keepdims=False)
-    before = jax.lax.dynamic_index_in_dim(starts, (index - delay - 1) % slots, 0, keepdims=False)
-    arrived = (1.0 - part) * earlier + part * before
-    pending = positive_part(loop.pending + begun - arrived)
+    begun, switches, switched_back = positive_part(change), loop.switches, 0.0
+    if switches is not None:
+        moved = _switched(change, per_worker, width)
+        begun = begun - moved
+        part = ratio(fleet.switch_delay, dt) - fleet.switch_ticks  # type: ignore[arg-type]
+        ticks = switches.shape[0] - 2
+        switches, switched_back = pipeline.push_ring(switches, moved, index, ticks, part)
+        pending_switch = moved - switched_back
+    else:
+        pending_switch = 0.0
+    if fleet.stages:
+        weights = pipeline.erlang_weights(fleet.stages, fleet.cold_start, dt)
+        starts, arrived = pipeline.push_erlang(loop.starts, begun, weights)
+    else:
+        ticks = loop.starts.shape[0] - 2
+        part = fleet.cold_start / dt - fleet.delay_ticks
+        starts, arrived = pipeline.push_ring(loop.starts, begun, index, ticks, part)
+    pending = positive_part(loop.pending + begun - arrived + pending_switch)
     ready = positive_part(wanted - pending) * per_worker
+    ready, pending, wanted, starts, memory = settle(ready, pending, wanted, starts, memory)
 
-    # Cut the chain here, or XLA on CPU recomputes the decision inside every flow that reads it.
-    ready, gpus, pending, starts = jax.lax.optimization_barrier((ready, gpus, pending, starts))
-
-    new, flows = advance(state, Arrivals(*arriving), ready[0], ready[1], plant, dt)
-    over_ttft, over_tpot = objective.late_share(flows.ttft, flows.tpot)
+    # Move the flows.
+    state, flows = _flow(fleet, loop.state, arriving, ready)
+    felt = plant.latency(state, Arrivals(*arriving), ready[0], ready[1], flows)
+    over_ttft, over_tpot = objective.late_share(felt.ttft, felt.tpot)
     paid = ready[0] + flows.serving + jnp.sum(pending * per_worker)
+    held = plant.kappa * total(state.buffer.stored)
+    room = plant.room(ready[0], ready[1])
     s = loop.sums
     sums = _Sums(
         gpu_seconds=s.gpu_seconds + dt * paid,
-        late=s.late + arriving.requests * over_ttft + flows.done.requests * over_tpot,
-        lost=s.lost + flows.lost.requests,
+        late=s.late + total(arriving.requests * over_ttft) + total(flows.done.requests) * over_tpot,
+        lost=s.lost + total(flows.lost.requests),
         stalled=s.stalled + flows.stalled / plant.r_P,
-        done=s.done + flows.done.requests,
-        within=s.within + arriving.requests * (1.0 - over_ttft) * (1.0 - over_tpot),
+        done=s.done + total(flows.done.requests),
+        within=s.within + total(arriving.requests * (1.0 - over_ttft)) * (1.0 - over_tpot),
         actions=s.actions + jnp.sum(jnp.abs(change)),
+        full=s.full + jnp.where(held >= room * (1.0 - 1e-12), 1.0, 0.0),
+        empty=s.empty + jnp.where(held <= 0, 1.0, 0.0),
     )
-    new, sums = jax.lax.optimization_barrier((new, sums))
+    n = total(arriving.requests)
+    seen = _Seen(
+        ttft=jnp.asarray(ratio(total(arriving.requests * felt.ttft), n)) if jnp.ndim(felt.ttft) else felt.ttft,
+        tpot=jnp.asarray(felt.tpot),
+        prefilled=jnp.asarray(flows.prefilled),
+        t_step=jnp.asarray(flows.t_step),
+    )
+    state, sums, seen = settle(state, sums, seen)
     out = None
     if record:
         out = Trajectory(
@@ -339,17 +376,112 @@ def _tick(
             decode_gpus=ready[1],
             requested_gpus=jnp.sum(wanted * per_worker),
             draining_gpus=flows.serving - ready[1],
-            backlog=jnp.asarray(new.computed),
-            buffer_bytes=plant.kappa * jnp.asarray(new.buffer.stored),
-            active=jnp.asarray(new.active.requests),
-            ttft=flows.ttft,
-            tpot=jnp.asarray(flows.tpot),
-            arrived=arriving.requests,
-            done=jnp.asarray(flows.done.requests),
-            lost=jnp.asarray(flows.lost.requests),
+            backlog=total(state.computed),
+            buffer_bytes=held,
+            buffer_room=jnp.asarray(room, dtype=jnp.float64),
+            active=total(state.active.requests),
+            idle_slots=jnp.asarray(flows.idle),
+            ttft=felt.ttft,
+            tpot=jnp.asarray(felt.tpot),
+            wait=jnp.asarray(felt.wait),
+            arrived=n,
+            done=total(flows.done.requests),
+            lost=total(flows.lost.requests),
             stalled=jnp.asarray(flows.stalled),
         )
-    return _Loop(new, wanted, pending, gpus, starts, sums), out
+    return _Loop(state, wanted, pending, starts, switches, memory, seen, late, sums), out
+
+
+def _sample(
+    fleet: Fleet, loop: _Loop, index: Array, before: Load, missing: Array | None, delay: int
+) -> tuple[Reading, Reading | None]:
+    """The reading of this tick: fresh, or `delay` ticks old, or without metrics."""
+    plant, dt, state, seen = fleet.plant, fleet.interval, loop.state, loop.seen
+    n = total(before.requests)
+    ready = loop.workers - loop.pending
+    running = total(state.active.requests)
+    stored = total(state.buffer.stored)
+    reading = Reading(
+        index=index,
+        time=index * dt,
+        rate=n / dt,
+        isl=ratio(total(before.stored), n),
+        isl_computed=ratio(total(before.computed), n),
+        osl=ratio(total(before.output), n),
+        queue=total(state.backlog.requests),
+        queue_tokens=total(state.computed),
+        buffered=total(state.buffer.requests),
+        buffered_tokens=stored,
+        buffer_bytes=plant.kappa * stored,
+        running=running,
+        kv_tokens=kv_tokens(state.active),
+        ttft=seen.ttft,
+        tpot=seen.tpot,
+        prefill_rate=seen.prefilled / dt,
+        decode_rate=ratio(running * plant.accept, seen.t_step),
+        prefill_ready=ready[0],
+        decode_ready=ready[1],
+        prefill_starting=loop.pending[0],
+        decode_starting=loop.pending[1],
+        prefill_asked=loop.workers[0],
+        decode_asked=loop.workers[1],
+    )
+    late = None
+    if delay and loop.late is not None:
+        slots = delay + 1
+        late = Reading(*(ring.at[index % slots].set(new) for ring, new in zip(loop.late, reading, strict=True)))
+        # Before the first sample has come through, the oldest one there is.
+        old = Reading(*(ring[jnp.where(index < delay, 0, (index - delay) % slots)] for ring in late))
+        reading = reading._replace(**{name: getattr(old, name) for name in Reading._fields if name not in ALWAYS_KNOWN})
+    if missing is not None:
+        lost = {name: getattr(reading, name) for name in Reading._fields if name not in ALWAYS_KNOWN}
+        reading = reading._replace(**{name: jnp.where(missing, jnp.nan, value) for name, value in lost.items()})
+    return reading, late
+
+
+def _within_budget(wanted: Array, workers: Array, per_worker: Array, budget: Scalar, width: Scalar | None) -> Array:
+    """What of `wanted` the cluster has GPUs for: what is there stays, growth gets the room, prefill's first.
+
+    What does not fit is not asked for; a law that still wants it asks again on its next tick.
+    """
+    stays = least(wanted, workers)
+    grows = positive_part(wanted - workers)
+    room = positive_part(budget - jnp.sum(stays * per_worker))
+    prefill = least(grows[0], gates.whole_down(room / per_worker[0], width))
+    rest = positive_part(room - prefill * per_worker[0])
+    decode = least(grows[1], gates.whole_down(rest / per_worker[1], width))
+    return stays + jnp.stack([prefill, decode])
+
+
+def _switched(change: Array, per_worker: Array, width: Scalar | None) -> Array:
+    """Workers that start in a pool by taking the GPUs that the other gives up on the same tick: shape (2,)."""
+    gpus = change * per_worker
+    taken = jnp.stack(
+        [least(positive_part(gpus[0]), positive_part(-gpus[1])), least(positive_part(gpus[1]), positive_part(-gpus[0]))]
+    )
+    return gates.whole_down(taken / per_worker, width) if width is None else taken / per_worker
+
+
+def _flow(fleet: Fleet, state: PlantState, arriving: Load, ready: Array) -> tuple[PlantState, Flows]:
+    """The physics of one tick, in `fleet.substeps` steps; flows are summed, levels are those of the last step."""
+    steps = fleet.substeps
+    dt = fleet.interval / steps
+    arrivals = Arrivals(*(part / steps for part in arriving)) if steps > 1 else Arrivals(*arriving)
+    state, flows = fleet.plant.advance(state, arrivals, ready[0], ready[1], dt)
+    for _ in range(steps - 1):
+        state, flows = settle(state, flows)
+        state, more = fleet.plant.advance(state, arrivals, ready[0], ready[1], dt)
+        add = lambda a, b: a + b  # noqa: E731
+        flows = more._replace(
+            done=jax.tree.map(add, flows.done, more.done),
+            lost=jax.tree.map(add, flows.lost, more.lost),
+            prefilled=flows.prefilled + more.prefilled,
+            stalled=flows.stalled + more.stalled,
+            serving=flows.serving + more.serving,
+        )
+    if steps > 1:
+        flows = flows._replace(serving=flows.serving / steps)
+    return state, flows
 
 
 make_callable(__name__)

@@ -137,13 +137,16 @@ def test_ttft_of_an_overloaded_fleet_is_the_wait_of_the_last_in_line(changes, ra
     waiting = float(state.backlog.requests + state.buffer.requests)
     own = 1000 / float(plant.r_P) + float(plant.kappa) * 1000 / 45e9 + 0.02
     assert waiting > 1000
-    assert float(flows.ttft) == pytest.approx(waiting / rate_of_service + own, rel=0.02)
+    felt = plant.latency(state, Arrivals(20.0, 20e3, 20e3, 20 * 400.0), 2.0, 1.0, flows)
+    assert float(felt.ttft) == pytest.approx(waiting / rate_of_service + own, rel=0.02)
+    assert float(felt.wait + felt.prefill + felt.transfer + felt.first_step) == pytest.approx(float(felt.ttft))
 
 
 @pytest.mark.parametrize("pools", [(0.0, 1.0), (1.0, 0.0)])
 def test_a_pool_without_gpus_serves_nobody(pools):
-    _, flows = STEP(empty(), Arrivals(5.0, 5e3, 5e3, 500.0), *pools, small_plant(), 1.0)
-    assert np.isinf(float(flows.ttft))
+    plant, arrivals = small_plant(), Arrivals(5.0, 5e3, 5e3, 500.0)
+    state, flows = STEP(empty(), arrivals, *pools, plant, 1.0)
+    assert np.isinf(float(plant.latency(state, arrivals, *pools, flows).ttft))
     assert float(flows.done.requests) == 0
 
 
@@ -176,7 +179,8 @@ def outcome(values, state, arrivals):
     plant = small_plant(**dict(zip(FIELDS, values * NOMINAL, strict=True)))
     new, flows = advance(state, arrivals, 2.0, 1.0, plant, 7.0)
     stores = new.backlog.requests + 2 * new.buffer.requests + 3 * new.active.requests
-    return stores + flows.ttft + flows.tpot + flows.stalled
+    felt = plant.latency(new, arrivals, 2.0, 1.0, flows)
+    return stores + felt.ttft + felt.tpot + flows.stalled
 
 
 NOMINAL = np.array([float(getattr(small_plant(), f)) for f in FIELDS])

@@ -5,13 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fluidq.policies import PARAMETERS, Bounds, Signals, Thresholds
+from fluidq.policies import PARAMETERS, Signals, Thresholds
+from fluidq.policies.base import split
 from fluidq.simulate import load_of, simulate
 from fluidq.workload import default_workload
-from tests.helpers import small_fleet
+from tests.helpers import small_fleet, small_plant
 
 POLICY = Thresholds(prefill_up=1.0, prefill_down=0.1, decode_up=0.9, decode_down=0.5, ratio=0.4, step=4.0)
-BOUNDS = Bounds(1.0, 1.0, 1.0, 40.0)
+FLEET = small_fleet()
 
 
 def signals(prefill=0.5, decode=0.7, pending=0.0, gpus=20.0):
@@ -35,20 +36,19 @@ def signals(prefill=0.5, decode=0.7, pending=0.0, gpus=20.0):
     ],
 )
 def test_the_hard_law_to_the_letter(seen, wanted):
-    assert float(POLICY.size(seen, BOUNDS, None)) == wanted
+    assert float(POLICY.size(seen, FLEET, None)) == wanted
 
 
 @pytest.mark.parametrize(("gpus", "pools"), [(20.0, (8, 12)), (2.0, (1, 1)), (3.0, (1, 2)), (21.0, (8, 13))])
 def test_the_split_is_integer_and_spends_the_fleet(gpus, pools):
-    assert tuple(map(float, POLICY.split(gpus, BOUNDS, None))) == pools
+    assert tuple(map(float, split(gpus, POLICY.ratio, FLEET, None))) == pools
 
 
 def test_coarse_workers_never_exceed_the_fleet():
-    bounds = Bounds(4.0, 8.0, 1.0, 96.0)
+    fleet = small_fleet(small_plant(prefill_worker=4.0, decode_worker=8.0), budget=96.0)
     for gpus in np.linspace(12, 96, 500):
         for ratio in (0.05, 0.37, 0.62, 0.95):
-            policy = Thresholds(ratio=ratio)
-            p, d = map(float, policy.split(gpus, bounds, None))
+            p, d = map(float, split(gpus, ratio, fleet, None))
             assert p == int(p) >= 1
             assert d == int(d) >= 1
             assert 4 * p + 8 * d <= gpus + 1e-6
@@ -57,15 +57,15 @@ def test_coarse_workers_never_exceed_the_fleet():
 @pytest.mark.parametrize("seed", range(3))
 def test_the_relaxed_law_tends_to_the_hard_one(seed):
     rng = np.random.default_rng(seed)
-    size, split = jax.jit(POLICY.size), jax.jit(POLICY.split)
+    size, parts = jax.jit(POLICY.size), jax.jit(split)
     worst = []
     for width in (1e-1, 1e-2, 1e-3, 1e-4):
         gaps = []
         for _ in range(60):
             seen = signals(rng.uniform(0, 2), rng.uniform(0, 1.5), rng.choice([0.0, 0.5, 4.0]), rng.integers(2, 40))
-            gaps.append(abs(float(size(seen, BOUNDS, width) - POLICY.size(seen, BOUNDS, None))))
+            gaps.append(abs(float(size(seen, FLEET, width) - POLICY.size(seen, FLEET, None))))
             gpus = float(rng.uniform(2, 40))
-            soft, hard = split(gpus, BOUNDS, width), POLICY.split(gpus, BOUNDS, None)
+            soft, hard = parts(gpus, POLICY.ratio, FLEET, width), split(gpus, POLICY.ratio, FLEET, None)
             gaps.append(max(abs(float(a - b)) for a, b in zip(soft, hard, strict=True)))
         worst.append(np.mean(gaps))
     assert worst[-1] < 1e-2
@@ -91,8 +91,8 @@ def test_the_relaxed_law_has_finite_gradients_also_where_signals_are_zero(width)
 
         def asked(x, seen=seen):
             policy = Thresholds(*x, step=4.0)
-            size = policy.size(seen, BOUNDS, width)
-            return size + policy.split(size, BOUNDS, width)[0]
+            size = policy.size(seen, FLEET, width)
+            return size + split(size, policy.ratio, FLEET, width)[0]
 
         x = jnp.array([getattr(POLICY, name) for name in PARAMETERS])
         assert np.all(np.isfinite(np.asarray(jax.jacfwd(asked)(x))))

@@ -1,23 +1,24 @@
 """Threshold autoscaling of both pools along one ratio: hysteresis, and a hold while workers are starting."""
 
 import math
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
-import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array
 
 from fluidq._errors import refuse
-from fluidq._numerics import positive_part
+from fluidq._numerics import positive_part, ratio
 from fluidq._types import Scalar
+from fluidq.fleet import Fleet
+from fluidq.policies import gates
+from fluidq.policies.base import Asked, Policy, Reading, Tunable, split
 
 PARAMETERS = ("prefill_up", "prefill_down", "decode_up", "decode_down", "ratio")
 
 
 class Signals(NamedTuple):
-    """What a controller sees on a tick.
+    """What this law compares.
 
     `prefill_wait` [s] is the queued work at the full prefill rate, whatever holds it back; `decode_load` the active and
     waiting sequences over batch slots; `pending` the GPUs that are starting; `gpus` the fleet size last asked for.
@@ -29,16 +30,7 @@ class Signals(NamedTuple):
     gpus: Scalar
 
 
-class Bounds(NamedTuple):
-    """What the fleet allows: GPUs per worker, least workers per pool, and the GPU budget."""
-
-    prefill_worker: Scalar
-    decode_worker: Scalar
-    min_workers: Scalar
-    budget: Scalar
-
-
-class Thresholds(eqx.Module):
+class Thresholds(Policy):
     """Scale both pools by `step` GPUs when a signal leaves its band, split by `ratio`.
 
     On each tick: up if prefill_wait > prefill_up *or* decode_load > decode_up; down if prefill_wait < prefill_down
@@ -55,6 +47,15 @@ class Thresholds(eqx.Module):
         ratio: share of the fleet that prefills, in (0, 1); D01's phi is its balanced value.
         step: GPUs per move (static law constant, not tuned).
     """
+
+    TUNABLE: ClassVar[dict[str, Tunable]] = {
+        "prefill_up": Tunable("above", "prefill_down"),
+        "prefill_down": Tunable("positive"),
+        "decode_up": Tunable("above", "decode_down"),
+        "decode_down": Tunable("positive"),
+        "ratio": Tunable("share"),
+    }
+    KEEPS_BUDGET: ClassVar[bool] = True
 
     prefill_up: Scalar = 1.0
     prefill_down: Scalar = 0.1
@@ -81,70 +82,36 @@ class Thresholds(eqx.Module):
         if float(self.step) <= 0:
             raise refuse("step", float(self.step), "a number of GPUs > 0")
 
-    def size(self, signals: Signals, bounds: Bounds, width: Scalar | None) -> Array:
-        """The fleet size [GPU] asked for on this tick.
+    def initial(self, fleet: Fleet, width: Scalar | None) -> Asked:
+        """Workers at time 0: the fleet's first GPUs, split by this law's own ratio."""
+        return split(fleet.initial_gpus, self.ratio, fleet, width)
 
-        `width=None` is the hard law: comparisons. A number is the relaxed law: each comparison becomes a logistic gate
-        of that width relative to its band, the hold a ramp, and the hard law is its limit as the width goes to 0.
-        """
+    def start(self, fleet: Fleet, asked: Asked) -> Array:
+        """The fleet size last asked for."""
+        return jnp.asarray(fleet.initial_gpus, dtype=jnp.float64)
+
+    def decide(self, memory: Array, reading: Reading, fleet: Fleet, width: Scalar | None) -> tuple[Array, Asked]:
+        """One tick of the law: the new fleet size, and its split."""
+        g_P, g_D = fleet.per_worker
+        signals = Signals(
+            prefill_wait=ratio(reading.queue_tokens, reading.prefill_ready * g_P * fleet.plant.r_P),
+            decode_load=ratio(reading.running + reading.buffered, reading.decode_ready * g_D * fleet.plant.batch),
+            pending=reading.prefill_starting * g_P + reading.decode_starting * g_D,
+            gpus=memory,
+        )
+        gpus = self.size(signals, fleet, width)
+        return gpus, split(gpus, self.ratio, fleet, width)
+
+    def size(self, signals: Signals, fleet: Fleet, width: Scalar | None) -> Array:
+        """The fleet size [GPU] asked for on this tick."""
+        wait, load = signals.prefill_wait, signals.decode_load
+        # A missing sample compares false with every threshold: the fleet stays as it is.
+        calm = (1.0 - gates.over(wait, self.prefill_up, width)) * (1.0 - gates.over(load, self.decode_up, width))
+        down = gates.below(wait, self.prefill_down, width) * gates.below(load, self.decode_down, width)
         if width is None:
-            up = (signals.prefill_wait > self.prefill_up) | (signals.decode_load > self.decode_up)
-            down = (signals.prefill_wait < self.prefill_down) & (signals.decode_load < self.decode_down)
-            move = jnp.where(signals.pending > 1e-6, 0.0, jnp.where(up, 1.0, jnp.where(down, -1.0, 0.0)))
+            free = jnp.where(jnp.asarray(signals.pending) > 1e-6, 0.0, 1.0)
         else:
-            calm = _below(self.prefill_up, signals.prefill_wait, width) * _below(
-                self.decode_up, signals.decode_load, width
-            )
-            down = _below(self.prefill_down, signals.prefill_wait, width) * _below(
-                self.decode_down, signals.decode_load, width
-            )
             free = positive_part(1.0 - signals.pending / (width * self.step))
-            move = free * ((1.0 - calm) - calm * down)
-        least_size = bounds.min_workers * (bounds.prefill_worker + bounds.decode_worker)
-        return jnp.clip(signals.gpus + self.step * move, least_size, bounds.budget)
-
-    def split(self, gpus: Scalar, bounds: Bounds, width: Scalar | None) -> tuple[Array, Array]:
-        """Workers of each pool for a fleet of `gpus`: integers in the hard law, a smooth staircase in the other."""
-        g_P, g_D, low = bounds.prefill_worker, bounds.decode_worker, bounds.min_workers
-        most_prefill = (gpus - low * g_D) / g_P
-        wanted = jnp.clip(self.ratio * gpus / g_P, low, most_prefill)
-        if width is None:
-            prefill = jnp.maximum(low, jnp.minimum(jnp.round(wanted), jnp.floor(most_prefill + 1e-9)))
-            decode = jnp.floor((gpus - prefill * g_P) / g_D + 1e-9)
-        else:
-            # The relaxed split is continuous: its gap to the integers is below one worker and is judged, not tuned.
-            prefill = _staircase(wanted, width)
-            decode = _treads((gpus - prefill * g_P) / g_D, width)
-            decode = jnp.where(decode > low, decode, low)
-        return prefill, decode
-
-
-def _below(threshold: Scalar, x: Scalar, width: Scalar) -> Array:
-    """How far `x` >= 0 lies below `threshold`: a logistic gate in ln x, 1 / (1 + (x / threshold)^(1/width)).
-
-    Signals span decades and sit at 0 when all is well; in ln x the gate is then exactly 1 there at every width, so the
-    relaxed law has no drift that the hard law lacks. At the threshold it is 1/2.
-    """
-    some = jnp.asarray(x) > 1e-12 * jnp.asarray(threshold)  # below, ln x has no bounded slope and the gate is 1 anyway
-    log = jnp.log(jnp.where(some, x, 1.0)) - jnp.log(threshold)
-    return jnp.where(some, jax.nn.sigmoid(-log / width), 1.0)
-
-
-def _staircase(x: Scalar, width: Scalar) -> Array:
-    """A continuous stand-in for round(x): the identity when `width` is large, round(x) as it goes to 0.
-
-    Between two integers it is a scaled tanh through both, so value and slope are bounded and no tread is lost.
-    """
-    x = jnp.asarray(x)
-    base = jax.lax.stop_gradient(jnp.floor(x))
-    s = jnp.tanh((x - base - 0.5) / width)
-    return base + 0.5 + 0.5 * s / jnp.tanh(0.5 / width)
-
-
-def _treads(x: Scalar, width: Scalar) -> Array:
-    """A continuous stand-in for floor(x): the identity when `width` is large, floor(x) as it goes to 0.
-
-    The shift falls as sqrt(width), slower than a tread's slope, so that an integer x keeps its value in the limit.
-    """
-    root = jnp.sqrt(width)
-    return _staircase(x - 0.5 / (1.0 + root), width)
+        move = free * ((1.0 - calm) - calm * down)
+        g_P, g_D = fleet.per_worker
+        return jnp.clip(signals.gpus + self.step * move, fleet.min_workers * (g_P + g_D), fleet.budget)
