@@ -11,11 +11,12 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from fluidq._types import Scalar
+from fluidq.plant import settle
 
 
-def ring(ticks: int, shape: tuple[int, ...] = (2,)) -> Array:
+def ring(ticks: int) -> Array:
     """An empty fixed-delay pipeline for delays of up to `ticks` + 1 ticks."""
-    return jnp.zeros((ticks + 2, *shape))
+    return jnp.zeros((ticks + 2,))
 
 
 def push_ring(starts: Array, begun: Array, index: Array, ticks: int, part: Scalar) -> tuple[Array, Array]:
@@ -24,15 +25,17 @@ def push_ring(starts: Array, begun: Array, index: Array, ticks: int, part: Scala
     The mean over the tick of a delay that ends inside it: exact for worker-seconds, and its derivative in `part`.
     """
     slots = ticks + 2
-    starts = jax.lax.dynamic_update_index_in_dim(starts, begun, index % slots, 0)
-    earlier = jax.lax.dynamic_index_in_dim(starts, (index - ticks) % slots, 0, keepdims=False)
-    before = jax.lax.dynamic_index_in_dim(starts, (index - ticks - 1) % slots, 0, keepdims=False)
+    begun, now, due = settle(begun, index % slots, (index - ticks) % slots)
+    starts = jax.lax.dynamic_update_index_in_dim(starts, begun, now, 0)
+    earlier = jax.lax.dynamic_index_in_dim(starts, due, 0, keepdims=False)
+    before = jax.lax.dynamic_index_in_dim(starts, (due - 1) % slots, 0, keepdims=False)
+    earlier, before = settle(earlier, before)
     return starts, (1.0 - part) * earlier + part * before
 
 
-def erlang(stages: int, shape: tuple[int, ...] = (2,)) -> Array:
+def erlang(stages: int) -> Array:
     """An empty chain of `stages` exponential stages."""
-    return jnp.zeros((stages, *shape))
+    return jnp.zeros((stages,))
 
 
 def erlang_weights(stages: int, mean: Scalar, dt: float) -> Array:

@@ -18,9 +18,9 @@ from jax.core import Tracer
 from jaxtyping import Array
 
 from fluidq._errors import refuse, unknown
-from fluidq._numerics import least, most, positive_part, ratio
+from fluidq._numerics import least, mean_decay, most, positive_part, ratio, share
 from fluidq._types import Scalar
-from fluidq.formulas import aggregated, requests, stages
+from fluidq.formulas import aggregated
 
 # Requests in a batch that count as none [req].
 NEGLIGIBLE = 1e-12
@@ -210,19 +210,13 @@ def _less(store: Contents, part: Contents) -> Contents:
     return Contents(*(positive_part(a - b) for a, b in zip(store, part, strict=True)))
 
 
-def _share(limit: Scalar, wanted: Scalar) -> Array:
-    """The share of `wanted` that fits in `limit`: 1 when all fits (also when nothing is wanted)."""
-    short = jnp.asarray(wanted) > limit
-    return jnp.where(short, jnp.asarray(limit) / jnp.where(short, wanted, 1.0), 1.0)
-
-
 def step_time(plant: Plant, store: Contents, gpus: Scalar) -> Array:
-    """Decode step time [s] of the sequences in `store` spread over `gpus`: D07's law at D05's mean context."""
-    n = total(store.requests)
-    # D05's context is linear in the lengths above one output token, so the mean lengths of the classes give its mean.
-    context = requests.mean_context_fixed(isl=ratio(total(store.stored), n), osl=ratio(total(store.output), n))
-    law = {"t_step_a": plant.t_step_a, "t_step_b": plant.t_step_b, "t_step_c": plant.t_step_c}
-    return requests.step_time(**law, B=ratio(n, gpus), theta_ctx=context)
+    """Decode step time [s] of the sequences in `store` spread over `gpus`: D07's law at D05's mean context, in totals.
+
+    a + b n/g + c (n/g) (s/n + (o/n - 1)+ / 2) = a + (b n + c (s + (o - n)+ / 2)) / g: one division, none by n.
+    """
+    n, tokens = total(store.requests), total(store.stored) + 0.5 * positive_part(total(store.output - store.requests))
+    return plant.t_step_a + ratio(plant.t_step_b * n + plant.t_step_c * tokens, gpus)
 
 
 def kv_tokens(store: Contents) -> Array:
@@ -230,24 +224,16 @@ def kv_tokens(store: Contents) -> Array:
     return total(store.stored) + 0.5 * total(store.output)
 
 
-def _residence(store: Contents, t_step: Scalar, plant: Plant) -> Array:
-    """Mean time in the batch [s] of what `store` holds: O t_s / accept (D29's time constant), per class."""
-    return stages.decode_time_constant(osl=ratio(store.output, store.requests), t_step=t_step) / plant.accept
+# An age at which nothing is left; beyond it derivatives would overflow.
+_OVER = 1e100
 
 
-# Below this, (1 - e^-x) / x loses digits, and its series is exact to rounding.
-_SMALL = 1e-3
+def _ages(store: Contents, t_step: Scalar, plant: Plant, dt: Scalar) -> Array:
+    """A step over the mean time in the batch of what `store` holds, dt accept n / (o t_s) (D29), per class.
 
-
-def _kept(residence: Scalar, dt: Scalar) -> tuple[Array, Array]:
-    """Shares still running after `dt`: of what was there, and of what came in evenly during it (constant rates)."""
-    some = jnp.asarray(residence) > 0
-    x = jnp.asarray(dt) / jnp.where(some, residence, 1.0)
-    kept = jnp.exp(-x)
-    small = x < _SMALL
-    series = 1.0 - x * (0.5 - x * (1.0 / 6.0 - x / 24.0))
-    mean = jnp.where(small, series, (1.0 - kept) / jnp.where(small, 1.0, x))
-    return jnp.where(some, kept, 0.0), jnp.where(some, mean, 0.0)
+    Requests without output are through at once.
+    """
+    return least(ratio((dt * plant.accept) * store.requests, store.output * t_step, empty=_OVER), _OVER)
 
 
 def advance(
@@ -262,14 +248,19 @@ def advance(
     `dt` [s]. Returns the new state and the `Flows`. Requests: before + arrived = after + done + lost, to rounding.
     """
     old, buffer = state.active, state.buffer
+    ready = _add(state.backlog, Contents(arrivals.requests, arrivals.stored, arrivals.output))
+    work = state.computed + arrivals.computed
     running = total(old.requests)
     serving = most(decode_gpus, running / plant.batch)  # a decode GPU leaves only when its share has drained
     t_step = step_time(plant, old, serving)
+    ready, work, serving, t_step = settle(ready, work, serving, t_step)
 
     # Decode: residents leave at rate accept / (O t_s); a slot is a place in the batch at the end of the step.
-    keep_old, _ = _kept(_residence(old, t_step, plant), dt)
     # The exponential tail of an idle batch ends here, before ratios of denormal numbers lose their derivatives.
-    keep_old = jnp.where(jnp.asarray(old.requests) > NEGLIGIBLE, keep_old, 0.0)
+    keep_old = jnp.where(jnp.asarray(old.requests) > NEGLIGIBLE, jnp.exp(-_ages(old, t_step, plant, dt)), 0.0)
+    keep_stock = mean_decay(_ages(buffer, t_step, plant, dt))
+    keep_new = mean_decay(_ages(ready, t_step, plant, dt))
+    keep_old, keep_stock, keep_new = settle(keep_old, keep_stock, keep_new)
     stay = _take(old, keep_old)
     slots = positive_part(decode_gpus * plant.batch - total(stay.requests))
     memory = None if plant.kv_capacity is None else positive_part(decode_gpus * plant.kv_capacity - kv_tokens(stay))
@@ -277,25 +268,24 @@ def advance(
     before, after = (None if rate is None else rate * dt for rate in (before, after))
 
     # Admission from the stock.
-    _, keep_stock = _kept(_residence(buffer, t_step, plant), dt)
-    stock = total(buffer.stored)
-    entering = _take(buffer, keep_stock)
+    stock, ready_stored = total(buffer.stored), total(ready.stored)
+    entering, newcomers = _take(buffer, keep_stock), _take(ready, keep_new)
+    slots, memory, entering, newcomers = settle(slots, memory, entering, newcomers)
     admit = _fit(plant, slots, memory, after, entering, stock)
+    (admit,) = settle(admit)
     inside = _take(entering, admit)
     slots_left, memory_left, after_left = _left(plant, slots, memory, after, inside, admit * stock)
 
     # Prefill, straight through into free slots, then into the buffer's room.
-    ready = _add(state.backlog, Contents(arrivals.requests, arrivals.stored, arrivals.output))
-    work = state.computed + arrivals.computed
-    effort, ready_stored = total(work), total(ready.stored)
-    _, keep_new = _kept(_residence(ready, t_step, plant), dt)
-    could = _share(prefill_gpus * plant.r_P * dt, effort)
+    effort = total(work)
+    wants = [(prefill_gpus * plant.r_P * dt, effort)]
     if before is not None:
-        could = least(could, _share(before, plant.crossing * ready_stored))
-    newcomers = _take(ready, keep_new)
+        wants.append((before, plant.crossing * ready_stored))
+    could = _all_fit(*wants)
     through = _fit(plant, slots_left, memory_left, after_left, newcomers, ready_stored)
     held = plant.kappa if plant.place == "prefill" else plant.crossing
     room = positive_part(plant.room(prefill_gpus, decode_gpus) - (1.0 - admit) * held * stock)
+    could, through, room = settle(could, through, room)
     fits = through + ratio(room, held * ready_stored, empty=1.0)
     moved = least(could, fits)
     spilled = could - moved
@@ -304,6 +294,7 @@ def advance(
     else:
         lost, left, stalled = spilled, 1.0 - could, 0.0
     direct = least(moved, through)
+    moved, direct, left, lost, stalled = settle(moved, direct, left, lost, stalled)
 
     kept = _add(stay, inside, _take(newcomers, direct))
     new = PlantState(
@@ -338,16 +329,28 @@ def _links(plant: Plant, prefill_gpus: Scalar, decode_gpus: Scalar) -> tuple[Sca
     return (None, whole) if plant.place == "prefill" else (whole, None)
 
 
+def _all_fit(*wants: tuple[Scalar, Scalar]) -> Array:
+    """The share of which all of several (limit, wanted) fit: the least of their shares, with one division.
+
+    Of two, l / w < l' / w' where l w' < l' w: the tighter pair is found by products. At a tie the first counts.
+    """
+    limit, wanted = map(jnp.asarray, wants[0])
+    for other, more in wants[1:]:
+        tighter = other * wanted < limit * more
+        limit, wanted = jnp.where(tighter, other, limit), jnp.where(tighter, more, wanted)
+    return share(limit, wanted)
+
+
 def _fit(
     plant: Plant, slots: Scalar, memory: Scalar | None, link: Scalar | None, entering: Contents, stored: Scalar
 ) -> Array:
     """The share of a store that decode can take: slots, KV memory if it is a limit, the link after the buffer."""
-    share = _share(slots, total(entering.requests))
+    wants = [(slots, total(entering.requests))]
     if memory is not None:
-        share = least(share, _share(memory, kv_tokens(entering)))
+        wants.append((memory, kv_tokens(entering)))
     if link is not None:
-        share = least(share, _share(link, plant.crossing * stored))
-    return share
+        wants.append((link, plant.crossing * stored))
+    return _all_fit(*wants)
 
 
 def _left(

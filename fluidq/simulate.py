@@ -25,7 +25,7 @@ from fluidq.fleet import Fleet as Fleet
 from fluidq.objective import Cost, Objective
 from fluidq.plant import Arrivals, Flows, PlantState, kv_tokens, settle, total
 from fluidq.policies import gates
-from fluidq.policies.base import ALWAYS_KNOWN, Policy, Reading
+from fluidq.policies.base import ALWAYS_KNOWN, Asked, Policy, Reading
 from fluidq.workload import Workload
 
 
@@ -135,11 +135,12 @@ class _Seen(NamedTuple):
 
 
 class _Loop(NamedTuple):
+    # Pools are pairs of scalars, not an axis of two: an axis that short costs XLA its vector code.
     state: PlantState
-    workers: Array  # commanded workers per pool, starting ones included: shape (2,)
-    pending: Array  # workers that are starting or changing their role: shape (2,)
-    starts: Array  # their pipeline
-    switches: Array | None  # the pipeline of those that change their role
+    workers: Asked  # commanded workers per pool, starting ones included
+    pending: Asked  # workers that are starting or changing their role
+    starts: Asked  # their pipelines
+    switches: Asked | None  # the pipelines of those that change their role
     memory: Any  # the policy's own
     seen: _Seen
     late: Reading | None  # ring of past readings, where metrics come late
@@ -279,16 +280,16 @@ def _start(
 ) -> _Loop:
     zero = jnp.zeros(())
     asked = policy.initial(fleet, width)
-    workers = jnp.stack([jnp.asarray(n, dtype=jnp.float64) for n in asked])
-    ring = pipeline.erlang(fleet.stages) if fleet.stages else pipeline.ring(_delay_ticks(fleet.delay_ticks, ticks))
-    switches = None if fleet.switch_delay is None else pipeline.ring(_delay_ticks(fleet.switch_ticks, ticks))
+    ticks_late = _delay_ticks(fleet.delay_ticks, ticks)
+    ring = pipeline.erlang(fleet.stages) if fleet.stages else pipeline.ring(ticks_late)
+    switch = pipeline.ring(_delay_ticks(fleet.switch_ticks, ticks))
     late = Reading(*(jnp.zeros((delay + 1,)) for _ in Reading._fields)) if delay else None
     return _Loop(
         state=fleet.plant.empty(classes),
-        workers=workers,
-        pending=jnp.zeros(2),
-        starts=ring,
-        switches=switches,
+        workers=Asked(*(jnp.asarray(n, dtype=jnp.float64) for n in asked)),
+        pending=Asked(zero, zero),
+        starts=Asked(ring, ring),
+        switches=None if fleet.switch_delay is None else Asked(switch, switch),
         memory=policy.start(fleet, asked),
         seen=_Seen(zero, zero, zero, zero),
         late=late,
@@ -310,42 +311,26 @@ def _tick(
     missing: Array | None,
 ) -> tuple[_Loop, Trajectory | None]:
     plant, dt = fleet.plant, fleet.interval
-    per_worker = jnp.stack([jnp.asarray(g, dtype=jnp.float64) for g in fleet.per_worker])
 
     # Sample, decide.
     reading, late = _sample(fleet, loop, index, before, missing, delay)
-    memory, asked = policy.decide(loop.memory, reading, fleet, width)
-    wanted = jnp.stack([jnp.asarray(n) for n in asked])
-    wanted = wanted if policy.KEEPS_BUDGET else _within_budget(wanted, loop.workers, per_worker, fleet.budget, width)
+    memory, wanted = policy.decide(loop.memory, reading, fleet, width)
+    wanted = Asked(*(jnp.asarray(n) for n in wanted))
+    wanted = wanted if policy.KEEPS_BUDGET else _within_budget(wanted, loop.workers, fleet, width)
+    wanted, memory = settle(wanted, memory)
 
     # Start, stop, switch. Stops take ready workers at once; starts arrive after the cold start.
-    change = wanted - loop.workers
-    begun, switches, switched_back = positive_part(change), loop.switches, 0.0
-    if switches is not None:
-        moved = _switched(change, per_worker, width)
-        begun = begun - moved
-        part = ratio(fleet.switch_delay, dt) - fleet.switch_ticks  # type: ignore[arg-type]
-        ticks = switches.shape[0] - 2
-        switches, switched_back = pipeline.push_ring(switches, moved, index, ticks, part)
-        pending_switch = moved - switched_back
-    else:
-        pending_switch = 0.0
-    if fleet.stages:
-        weights = pipeline.erlang_weights(fleet.stages, fleet.cold_start, dt)
-        starts, arrived = pipeline.push_erlang(loop.starts, begun, weights)
-    else:
-        ticks = loop.starts.shape[0] - 2
-        part = fleet.cold_start / dt - fleet.delay_ticks
-        starts, arrived = pipeline.push_ring(loop.starts, begun, index, ticks, part)
-    pending = positive_part(loop.pending + begun - arrived + pending_switch)
-    ready = positive_part(wanted - pending) * per_worker
-    ready, pending, wanted, starts, memory = settle(ready, pending, wanted, starts, memory)
+    change = Asked(*(a - b for a, b in zip(wanted, loop.workers, strict=True)))
+    pending, starts, switches = _actuate(fleet, loop, change, index)
+    ready = [positive_part(w - p) * g for w, p, g in zip(wanted, pending, fleet.per_worker, strict=True)]
+    ready, pending = settle(ready, pending)  # not the pipelines: they are updated in place
 
     # Move the flows.
     state, flows = _flow(fleet, loop.state, arriving, ready)
     felt = plant.latency(state, Arrivals(*arriving), ready[0], ready[1], flows)
     over_ttft, over_tpot = objective.late_share(felt.ttft, felt.tpot)
-    paid = ready[0] + flows.serving + jnp.sum(pending * per_worker)
+    g_P, g_D = fleet.per_worker
+    paid = ready[0] + flows.serving + pending.prefill * g_P + pending.decode * g_D
     held = plant.kappa * total(state.buffer.stored)
     room = plant.room(ready[0], ready[1])
     s = loop.sums
@@ -356,7 +341,7 @@ def _tick(
         stalled=s.stalled + flows.stalled / plant.r_P,
         done=s.done + total(flows.done.requests),
         within=s.within + total(arriving.requests * (1.0 - over_ttft)) * (1.0 - over_tpot),
-        actions=s.actions + jnp.sum(jnp.abs(change)),
+        actions=s.actions + jnp.abs(change.prefill) + jnp.abs(change.decode),
         full=s.full + jnp.where(held >= room * (1.0 - 1e-12), 1.0, 0.0),
         empty=s.empty + jnp.where(held <= 0, 1.0, 0.0),
     )
@@ -374,7 +359,7 @@ def _tick(
             time=(index + 1.0) * dt,
             prefill_gpus=ready[0],
             decode_gpus=ready[1],
-            requested_gpus=jnp.sum(wanted * per_worker),
+            requested_gpus=wanted.prefill * g_P + wanted.decode * g_D,
             draining_gpus=flows.serving - ready[1],
             backlog=total(state.computed),
             buffer_bytes=held,
@@ -398,7 +383,7 @@ def _sample(
     """The reading of this tick: fresh, or `delay` ticks old, or without metrics."""
     plant, dt, state, seen = fleet.plant, fleet.interval, loop.state, loop.seen
     n = total(before.requests)
-    ready = loop.workers - loop.pending
+    ready = Asked(*(a - b for a, b in zip(loop.workers, loop.pending, strict=True)))
     running = total(state.active.requests)
     stored = total(state.buffer.stored)
     reading = Reading(
@@ -419,12 +404,12 @@ def _sample(
         tpot=seen.tpot,
         prefill_rate=seen.prefilled / dt,
         decode_rate=ratio(running * plant.accept, seen.t_step),
-        prefill_ready=ready[0],
-        decode_ready=ready[1],
-        prefill_starting=loop.pending[0],
-        decode_starting=loop.pending[1],
-        prefill_asked=loop.workers[0],
-        decode_asked=loop.workers[1],
+        prefill_ready=ready.prefill,
+        decode_ready=ready.decode,
+        prefill_starting=loop.pending.prefill,
+        decode_starting=loop.pending.decode,
+        prefill_asked=loop.workers.prefill,
+        decode_asked=loop.workers.decode,
     )
     late = None
     if delay and loop.late is not None:
@@ -439,27 +424,53 @@ def _sample(
     return reading, late
 
 
-def _within_budget(wanted: Array, workers: Array, per_worker: Array, budget: Scalar, width: Scalar | None) -> Array:
+def _actuate(fleet: Fleet, loop: _Loop, change: Asked, index: Array) -> tuple[Asked, Asked, Asked | None]:
+    """Send what starts and what switches on its way: workers pending after this tick, and the two pipelines."""
+    dt, switches = fleet.interval, loop.switches
+    begun = Asked(*(positive_part(n) for n in change))
+    pending = loop.pending
+    if switches is not None and fleet.switch_delay is not None:
+        moved = _switched(change, fleet)
+        begun = Asked(*(a - b for a, b in zip(begun, moved, strict=True)))
+        part = fleet.switch_delay / dt - fleet.switch_ticks
+        pushed = [_push(pipe, n, index, part) for pipe, n in zip(switches, moved, strict=True)]
+        switches = Asked(*(pipe for pipe, _ in pushed))
+        pending = Asked(*(p + n - back for p, n, (_, back) in zip(pending, moved, pushed, strict=True)))
+    if fleet.stages:
+        weights = pipeline.erlang_weights(fleet.stages, fleet.cold_start, dt)
+        pushed = [pipeline.push_erlang(pipe, n, weights) for pipe, n in zip(loop.starts, begun, strict=True)]
+    else:
+        part = fleet.cold_start / dt - fleet.delay_ticks
+        pushed = [_push(pipe, n, index, part) for pipe, n in zip(loop.starts, begun, strict=True)]
+    starts = Asked(*(pipe for pipe, _ in pushed))
+    pending = Asked(*(positive_part(p + n - came) for p, n, (_, came) in zip(pending, begun, pushed, strict=True)))
+    return pending, starts, switches
+
+
+def _push(pipe: Array, begun: Scalar, index: Array, part: Scalar) -> tuple[Array, Array]:
+    return pipeline.push_ring(pipe, jnp.asarray(begun), index, pipe.shape[0] - 2, part)
+
+
+def _within_budget(wanted: Asked, workers: Asked, fleet: Fleet, width: Scalar | None) -> Asked:
     """What of `wanted` the cluster has GPUs for: what is there stays, growth gets the room, prefill's first.
 
     What does not fit is not asked for; a law that still wants it asks again on its next tick.
     """
-    stays = least(wanted, workers)
-    grows = positive_part(wanted - workers)
-    room = positive_part(budget - jnp.sum(stays * per_worker))
-    prefill = least(grows[0], gates.whole_down(room / per_worker[0], width))
-    rest = positive_part(room - prefill * per_worker[0])
-    decode = least(grows[1], gates.whole_down(rest / per_worker[1], width))
-    return stays + jnp.stack([prefill, decode])
+    g_P, g_D = fleet.per_worker
+    stays = [least(a, b) for a, b in zip(wanted, workers, strict=True)]
+    grows = [positive_part(a - b) for a, b in zip(wanted, workers, strict=True)]
+    room = positive_part(fleet.budget - stays[0] * g_P - stays[1] * g_D)
+    prefill = least(grows[0], gates.whole_down(room / g_P, width))
+    decode = least(grows[1], gates.whole_down(positive_part(room - prefill * g_P) / g_D, width))
+    return Asked(stays[0] + prefill, stays[1] + decode)
 
 
-def _switched(change: Array, per_worker: Array, width: Scalar | None) -> Array:
-    """Workers that start in a pool by taking the GPUs that the other gives up on the same tick: shape (2,)."""
-    gpus = change * per_worker
-    taken = jnp.stack(
-        [least(positive_part(gpus[0]), positive_part(-gpus[1])), least(positive_part(gpus[1]), positive_part(-gpus[0]))]
-    )
-    return gates.whole_down(taken / per_worker, width) if width is None else taken / per_worker
+def _switched(change: Asked, fleet: Fleet) -> Asked:
+    """Workers that start in a pool by taking the GPUs that the other gives up on the same tick, in whole workers."""
+    g_P, g_D = fleet.per_worker
+    to_prefill = least(positive_part(change.prefill * g_P), positive_part(-change.decode * g_D))
+    to_decode = least(positive_part(change.decode * g_D), positive_part(-change.prefill * g_P))
+    return Asked(to_prefill / g_P, to_decode / g_D)
 
 
 def _flow(fleet: Fleet, state: PlantState, arriving: Load, ready: Array) -> tuple[PlantState, Flows]:
