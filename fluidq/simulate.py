@@ -6,7 +6,8 @@ tick and partly in the next (the mean over the tick), which is exact for the wor
 the cold start. The physics may take several steps per tick (`Fleet.substeps`).
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -21,6 +22,7 @@ from fluidq._callable import make_callable
 from fluidq._errors import refuse
 from fluidq._numerics import least, positive_part, ratio
 from fluidq._types import Scalar
+from fluidq._xla import compiled
 from fluidq.fleet import Fleet as Fleet
 from fluidq.objective import Cost, Objective
 from fluidq.plant import Arrivals, Flows, PlantState, kv_tokens, settle, total
@@ -156,6 +158,7 @@ def simulate(
     width: float | Array | None = None,
     record: bool = True,
     sampling: Sampling | None = None,
+    checkpoint: bool = False,
 ) -> Run:
     """Run the closed loop over the whole workload.
 
@@ -167,6 +170,8 @@ def simulate(
         width: None for the hard law (integer workers, comparisons on ticks); a number > 0 for the relaxed one.
         record: keep the trajectory.
         sampling: delay and gaps of the metrics; None for fresh ones.
+        checkpoint: for reverse-mode gradients: keep about sqrt(ticks) states and recompute the rest, so that
+            memory grows as the square root of the horizon. Forward mode needs no memory and no checkpoints.
 
     Returns a `Run`. Raises InputError for a workload that is empty, negative or not finite, a width that is not
     positive, and a fleet whose `delay_ticks` is not that of its cold start.
@@ -183,7 +188,7 @@ def simulate(
     # As an array, so that another width is another input and not another compilation.
     width = None if width is None else jnp.asarray(width, dtype=jnp.float64)
     policy = policy.prepare(load, fleet)
-    return _simulate(fleet, load, policy, objective or Objective(), width, record, delay, missing)
+    return _simulate(fleet, load, policy, objective or Objective(), width, record, delay, missing, checkpoint)
 
 
 def _check_load(load: Load) -> None:
@@ -225,8 +230,7 @@ def _with_checked_delay(fleet: Fleet) -> Fleet:
     return fleet
 
 
-@eqx.filter_jit
-def _simulate(
+def _run(
     fleet: Fleet,
     load: Load,
     policy: Policy,
@@ -235,6 +239,7 @@ def _simulate(
     record: bool,
     delay: int,
     missing: Array | None,
+    checkpoint: bool,
 ) -> Run:
     ticks, classes = load.requests.shape[0], load.requests.shape[1:]
     loop = _start(fleet, policy, width, ticks, classes, delay)
@@ -244,7 +249,8 @@ def _simulate(
     def tick(loop: _Loop, inputs: Any) -> tuple[_Loop, Trajectory | None]:
         return _tick(fleet, policy, objective, width, record, delay, loop, *inputs)
 
-    loop, trajectory = jax.lax.scan(tick, loop, (jnp.arange(ticks), load, before, missing))
+    over = (jnp.arange(ticks), load, before, missing)
+    loop, trajectory = _checkpointed(tick, loop, over, ticks) if checkpoint else jax.lax.scan(tick, loop, over)
     s = loop.sums
     hour = 3600.0
     unit = fleet.request_gpu_seconds / hour
@@ -268,6 +274,23 @@ def _simulate(
         empty=jnp.asarray(s.empty) / ticks,
         trajectory=trajectory,
     )
+
+
+_simulate = compiled(_run)
+
+
+def _checkpointed(tick: Callable[..., Any], loop: _Loop, over: Any, ticks: int) -> tuple[_Loop, Any]:
+    """`lax.scan` in blocks of about sqrt(ticks), of which reverse mode keeps only the first states."""
+    block = math.isqrt(ticks)
+    whole = ticks // block * block
+    blocks = jax.tree.map(lambda x: x[:whole].reshape(-1, block, *x.shape[1:]), over)
+    rest = jax.tree.map(lambda x: x[whole:], over)
+    loop, out = jax.lax.scan(jax.checkpoint(lambda c, xs: jax.lax.scan(tick, c, xs)), loop, blocks)
+    out = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), out)
+    if whole < ticks:
+        loop, more = jax.lax.scan(tick, loop, rest)
+        out = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), out, more)
+    return loop, out
 
 
 def _delay_ticks(ticks_late: int, ticks: int) -> int:
@@ -322,7 +345,7 @@ def _tick(
     # Start, stop, switch. Stops take ready workers at once; starts arrive after the cold start.
     change = Asked(*(a - b for a, b in zip(wanted, loop.workers, strict=True)))
     pending, starts, switches = _actuate(fleet, loop, change, index)
-    ready = [positive_part(w - p) * g for w, p, g in zip(wanted, pending, fleet.per_worker, strict=True)]
+    ready = Asked(*(positive_part(w - p) * g for w, p, g in zip(wanted, pending, fleet.per_worker, strict=True)))
     ready, pending = settle(ready, pending)  # not the pipelines: they are updated in place
 
     # Move the flows.
@@ -473,7 +496,7 @@ def _switched(change: Asked, fleet: Fleet) -> Asked:
     return Asked(to_prefill / g_P, to_decode / g_D)
 
 
-def _flow(fleet: Fleet, state: PlantState, arriving: Load, ready: Array) -> tuple[PlantState, Flows]:
+def _flow(fleet: Fleet, state: PlantState, arriving: Load, ready: Asked) -> tuple[PlantState, Flows]:
     """The physics of one tick, in `fleet.substeps` steps; flows are summed, levels are those of the last step."""
     steps = fleet.substeps
     dt = fleet.interval / steps

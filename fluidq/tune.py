@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from fluidq._callable import make_callable
 from fluidq._errors import refuse
+from fluidq._xla import compiled
 from fluidq.objective import Objective
 from fluidq.policies import PARAMETERS, Thresholds
 from fluidq.simulate import Fleet, Load, load_of, simulate
@@ -282,14 +283,14 @@ def _relaxed_cost(fleet: Fleet, load: Load, like: Thresholds, objective: Objecti
 def _hard_costs(fleet: Fleet, objective: Objective) -> Callable[[Thresholds, Load], np.ndarray]:
     """Hard cost of every policy of a batch on every draw, in one call: shape (policies, draws)."""
 
-    @eqx.filter_jit
     def costs(policies: Thresholds, loads: Load) -> Array:
         def one(policy: Thresholds, load: Load) -> Array:
             return simulate(fleet, load, policy, objective, record=False).cost.cost
 
         return jax.vmap(lambda policy: jax.vmap(lambda load: one(policy, load))(loads))(policies)
 
-    return lambda policies, loads: np.asarray(costs(policies, loads))
+    fast = compiled(costs)
+    return lambda policies, loads: np.asarray(fast(policies, loads))
 
 
 def _as_arrays(policy: Thresholds) -> Thresholds:
@@ -309,7 +310,6 @@ def _judge(costs: np.ndarray, own_limit: float) -> tuple[float, int]:
 
 
 def _make_step(cost: Callable[[Array, Any], Array], optimiser: optax.GradientTransformation) -> Callable[..., Any]:
-    @eqx.filter_jit
     def step(u: Array, state: Any, width: Any) -> tuple[Array, Any, Array, Array]:
         def one(v: Array, s: Any) -> tuple[Array, Any, Array, Array]:
             def log_cost(w: Array) -> tuple[Array, Array]:
@@ -325,7 +325,7 @@ def _make_step(cost: Callable[[Array, Any], Array], optimiser: optax.GradientTra
 
         return jax.vmap(one)(u, state)
 
-    return step
+    return compiled(step)
 
 
 make_callable(__name__)
