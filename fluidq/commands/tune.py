@@ -1,0 +1,44 @@
+"""`fluidq tune`: thresholds and pool ratio by gradient, judged on the hard law."""
+
+import argparse
+
+from fluidq._errors import refuse
+from fluidq.commands._common import folder, show, write_json
+
+HELP = "Tune the thresholds and the pool ratio of an autoscaler by gradient."
+EPILOG = "example: fluidq tune --trace AzureLLMInferenceTrace_conv.csv --out result --json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of the verb."""
+    add = parser.add_argument
+    add("--scenario", metavar="FILE", help="TOML: deployment, fleet, workload, policy, objective, tune")
+    add("--trace", metavar="FILE", help="Azure LLM CSV or Mooncake JSON lines, plain or gzipped")
+    add("--seed", type=int, metavar="N", help="of the embedded workload, the starts and the unseen draws")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 0, or 1 where nothing better than the given policy was found; raises InputError for a flag that cannot be."""
+    from fluidq.report import tune_text  # heavy imports wait until they are needed, so that --help is quick
+    from fluidq.scenario import build_case, read_scenario
+    from fluidq.tune import tune
+
+    out = folder(args.out)
+    over = read_scenario(args.scenario)
+    if args.trace is not None:
+        over.setdefault("workload", {})["trace"] = args.trace
+    if args.seed is not None:
+        if not 0 <= args.seed < 2**63:
+            raise refuse("--seed", args.seed, "an integer from 0 to 2^63 - 1")
+        over.setdefault("workload", {})["seed"] = args.seed
+        over.setdefault("tune", {})["seed"] = args.seed
+    case = build_case(over, checked=True)
+    result = tune(case.fleet, case.workload, case.policy, case.objective, case.settings, progress=not args.json)
+    data = {**result.to_dict(), "workload": case.workload_dict(), "phi": case.phi, "notes": case.notes}
+    if out:
+        from fluidq.report import tune_figures
+
+        write_json(out / "tune.json", data)
+        tune_figures(case, result, out)
+    show(args, data, lambda: tune_text(case, result, args.out))
+    return 0 if data["after"]["hard"]["cost"] < data["before"]["hard"]["cost"] else 1
