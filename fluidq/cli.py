@@ -54,9 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     verbs = {name: importlib.import_module(f"fluidq.commands.{name}") for name in VERBS}
-    table = "\n".join(
-        f"  fluidq {name:<11}{verb.HELP[0].lower()}{verb.HELP[1:].rstrip('.')}" for name, verb in verbs.items()
-    )
+    lines = [f"  fluidq {name:<11}{verb.HELP[0].lower()}{verb.HELP[1:].rstrip('.')}" for name, verb in verbs.items()]
     words = "\n".join([DESCRIPTION, *lines])
     parser = _Parser(prog="fluidq", description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", action="version", version=f"fluidq {_version()}")

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 0, or 1 where nothing better than the given policy was found; raises InputError for a flag that cannot be."""
+    """Exit code 0, or 1 where nothing better was found; raises InputError for a flag that cannot be."""
     from fluidq.report import tune_text  # heavy imports wait until they are needed, so that --help is quick
     from fluidq.scenario import build_case, read_scenario
     from fluidq.tune import tune
