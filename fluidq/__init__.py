@@ -18,7 +18,10 @@ jax.config.update("jax_enable_x64", True)
 
 if TYPE_CHECKING:
     from fluidq._errors import InputError as InputError
+    from fluidq._xla import compiler_options as compiler_options
+    from fluidq.compare import compare as compare
     from fluidq.deployment import Deployment as Deployment
+    from fluidq.fleet import Fleet as Fleet
     from fluidq.io.traces import read_trace as read_trace
     from fluidq.objective import Objective as Objective
     from fluidq.plant import Plant as Plant
@@ -26,10 +29,10 @@ if TYPE_CHECKING:
     from fluidq.queue import Queue as Queue
     from fluidq.scenario import build_case as build_case
     from fluidq.scenario import read_scenario as read_scenario
-    from fluidq.simulate import Fleet as Fleet
     from fluidq.simulate import simulate as simulate
     from fluidq.sizing import bounds as bounds
     from fluidq.sizing import size as size
+    from fluidq.sweep import sweep as sweep
     from fluidq.tune import Settings as Settings
     from fluidq.tune import tune as tune
     from fluidq.workload import Workload as Workload
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Deployment": "deployment",
-    "Fleet": "simulate",
+    "Fleet": "fleet",
     "InputError": "_errors",
     "Objective": "objective",
     "Plant": "plant",
@@ -47,12 +50,13 @@ _HOMES = {
     "Workload": "workload",
     "bounds": "sizing",
     "build_case": "scenario",
+    "compiler_options": "_xla",
     "default_workload": "workload",
     "read_scenario": "scenario",
     "read_trace": "io.traces",
     "size": "sizing",
 }
-_VERBS = ("simulate", "tune")  # modules that can be called (see _callable)
+_VERBS = ("compare", "simulate", "sweep", "tune")  # modules that can be called (see _callable)
 __all__ = sorted([*_HOMES, *_VERBS])  # pyright: ignore[reportUnsupportedDunderAll]
 
 

@@ -7,8 +7,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
+from fluidq.compare import Comparison
+from fluidq.fleet import Fleet
 from fluidq.objective import Objective
-from fluidq.simulate import Fleet, Trajectory
+from fluidq.simulate import Trajectory
 from fluidq.tune import TuneResult
 
 STYLE = str(Path(__file__).with_name("style.mplstyle"))
@@ -50,6 +52,47 @@ def trajectories(
     return axes
 
 
+def comparison(result: Comparison, fleet: Fleet, objective: Objective, axes: np.ndarray | None = None) -> np.ndarray:
+    """One row per law, cheapest first, over time [h]: workers' GPUs of each pool, the buffer, TTFT and TPOT.
+
+    Ready GPUs are filled, what is asked for is a line above; the buffer is drawn against 0 and C, the latencies against
+    their limits. `axes` is of shape (laws, 4).
+    """
+    names = list(result.runs)
+    with plt.style.context(STYLE):
+        if axes is None:
+            _, axes = plt.subplots(
+                len(names), 4, figsize=(14, 1.0 + 1.15 * len(names)), sharex=True, layout="constrained", squeeze=False
+            )
+        assert axes is not None
+        for row, name in enumerate(names):
+            run, panels = result.runs[name], axes[row]
+            t = run.trajectory
+            assert t is not None
+            hours = np.asarray(t.time) / 3600
+            prefill, decode = np.asarray(t.prefill_gpus), np.asarray(t.decode_gpus)
+            panels[0].fill_between(hours, 0, prefill, color=AFTER, lw=0, label="prefill, ready")
+            panels[0].fill_between(hours, prefill, prefill + decode, color=BEFORE, lw=0, label="decode, ready")
+            panels[0].plot(hours, np.asarray(t.requested_gpus), color=LIMIT, lw=0.7, label="asked for")
+            panels[0].set_ylim(0, float(fleet.budget) * 1.05)
+            panels[1].plot(hours, np.asarray(t.buffer_bytes) / 1e9, color=AFTER, lw=0.8)
+            panels[1].plot(hours, np.asarray(t.buffer_room) / 1e9, color=LIMIT, lw=0.8, ls="--", label="C")
+            panels[1].axhline(0, color=LIMIT, lw=0.8, ls="--")
+            panels[2].semilogy(hours, np.asarray(t.ttft), color=AFTER, lw=0.8)
+            panels[2].axhline(float(objective.ttft), color=LIMIT, lw=0.8, ls="--", label="limit")
+            panels[3].plot(hours, np.asarray(t.tpot) * 1e3, color=AFTER, lw=0.8)
+            panels[3].axhline(float(objective.tpot) * 1e3, color=LIMIT, lw=0.8, ls="--", label="limit")
+            panels[0].set_ylabel(f"{name}\n{float(run.cost.cost):,.0f} GPU-h", rotation=0, ha="right", va="center")
+            for panel in panels:
+                panel.margins(x=0)
+        for panel, title in zip(axes[0], ("GPUs", "buffer [GB]", "TTFT [s]", "TPOT [ms]"), strict=True):
+            panel.set_title(title)
+        axes[0, 0].legend(loc="upper left", frameon=False, fontsize=6, ncols=3)
+        for panel in axes[-1]:
+            panel.set_xlabel("time since start [h]")
+    return axes
+
+
 def tuning(result: TuneResult, ax: Axes | None = None) -> Axes:
     """The search: relaxed cost of every start per step, and the best hard cost where it was judged [GPU-hours]."""
     with plt.style.context(STYLE):
@@ -75,7 +118,12 @@ def tuning(result: TuneResult, ax: Axes | None = None) -> Axes:
 
 
 def save(figure: Any, path: Path) -> Path:
-    """Write a figure without a time stamp, so that the same data give the same bytes; closes it."""
+    """Write a figure (or the one that these axes are on) without a time stamp: the same data, the same bytes.
+
+    The figure is closed.
+    """
+    if isinstance(figure, np.ndarray):
+        figure = figure.flat[0].figure
     kind = path.suffix.lstrip(".").lower()
     stamp = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind, {})
     figure.savefig(path, metadata=stamp, dpi=150)

@@ -3,17 +3,18 @@
 import math
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from fluidq import units
 from fluidq._errors import InputError, refuse, unknown
+from fluidq.catalog import Figure
 from fluidq.deployment import Deployment, mean_context
 from fluidq.formulas import balance
 from fluidq.io.traces import ReadReport, read_trace
 from fluidq.objective import Objective
-from fluidq.plant import Plant
+from fluidq.plant import PLACES, Plant
 from fluidq.policies import Thresholds
 from fluidq.simulate import Fleet
 from fluidq.tune import Settings
@@ -30,6 +31,9 @@ SCHEMA: dict[str, dict[str, str | type]] = {
         "prefill_efficiency": "1",
         "kv_per_token": "bytes/token",
         "batch": "1",
+        "t_step_a": "seconds",
+        "t_step_b": "seconds",
+        "t_step_c": "seconds",
         "gpus_per_prefill_worker": int,
         "gpus_per_decode_worker": int,
     },
@@ -39,10 +43,16 @@ SCHEMA: dict[str, dict[str, str | type]] = {
         "interval": "seconds",
         "buffer": "bytes",
         "overflow": str,
+        "buffer_place": str,
+        "buffer_per_gpu": "bytes",
+        "substeps": int,
+        "cold_start_stages": int,
+        "switch_delay": "seconds",
+        "replica_spread": "1",
         "initial_gpus": "gpus",
         "min_workers": int,
     },
-    "workload": {"trace": str, "load_share": "1", "load_scale": "1", "seed": int, "days": "1"},
+    "workload": {"trace": str, "load_share": "1", "load_scale": "1", "seed": int, "days": "1", "hit": "1"},
     "policy": {
         "prefill_up": "seconds",
         "prefill_down": "seconds",
@@ -81,6 +91,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "interval": "15s",
         "buffer": "1TB",
         "overflow": "back-pressure",
+        "buffer_place": "host",
+        "buffer_per_gpu": "0B",
+        "substeps": 1,
+        "cold_start_stages": 0,
+        "replica_spread": 0,
         "min_workers": 1,
     },
     "workload": {"load_share": 0.25, "seed": 0, "days": 1},
@@ -207,7 +222,12 @@ def build_case(overrides: dict[str, dict[str, Any]] | None = None, *, checked: b
         workload = _named(
             "workload",
             default_workload,
-            {"seed": work["seed"], "days": work["days"], "window": conf["fleet"]["interval"]},
+            {
+                "seed": work["seed"],
+                "days": work["days"],
+                "window": conf["fleet"]["interval"],
+                "hit": work.get("hit", 0.0),
+            },
         )
 
     deployment = _deployment(conf["deployment"])
@@ -243,7 +263,9 @@ def build_case(overrides: dict[str, dict[str, Any]] | None = None, *, checked: b
         initial = min(max(math.ceil(need / pair) * pair, floor), budget)
     if initial != int(initial):
         raise refuse("fleet.initial_gpus", initial, "a whole number of GPUs")
-    limits = {key: conf["fleet"][key] for key in ("cold_start", "interval", "min_workers")}
+    limits = {key: conf["fleet"][key] for key in ("cold_start", "interval", "min_workers", "substeps")}
+    limits |= {"stages": conf["fleet"]["cold_start_stages"], "spread": conf["fleet"]["replica_spread"]}
+    limits |= {"switch_delay": conf["fleet"].get("switch_delay"), "initial_ratio": phi}
     limits |= {"plant": plant, "budget": budget, "initial_gpus": float(initial), "request_gpu_seconds": gpu_seconds}
     fleet = _named("fleet", Fleet.make, limits)
     policy = _named("policy", Thresholds, {"ratio": phi, "step": float(pair), **conf["policy"]})
@@ -269,12 +291,20 @@ def _deployment(conf: dict[str, Any]) -> Deployment:
         )
     names = {"prefill_rate": "r_P", "kv_per_token": "kv_bytes_per_token"}
     given = {names.get(key, key): value for key, value in conf.items()}
-    return Deployment.preset(given.pop("model"), given.pop("gpu"), **given)
+    # Measured step times (`fluidq calibrate`) take the place of the catalogue's; a term left out keeps its figure.
+    steps = {key: given.pop(key) for key in ("t_step_a", "t_step_b", "t_step_c") if key in given}
+    preset = Deployment.preset(given.pop("model"), given.pop("gpu"), **given)
+    if not steps:
+        return preset
+    step = Figure(steps.get("t_step_a", preset.t_step_a), "as given", "the scenario")
+    return replace(preset, **steps, sources={**preset.sources, "t_step": step})
 
 
 def _plant(d: Deployment, fleet: dict[str, Any]) -> Plant:
     if fleet["overflow"] not in ("back-pressure", "loss"):
         raise refuse("fleet.overflow", fleet["overflow"], "'back-pressure' or 'loss'")
+    if fleet["buffer_place"] not in PLACES:
+        raise InputError(f"fleet.buffer_place: {unknown('place', fleet['buffer_place'], PLACES)}")
     return Plant(
         r_P=d.r_P,
         batch=float(d.batch),
@@ -283,11 +313,14 @@ def _plant(d: Deployment, fleet: dict[str, Any]) -> Plant:
         t_step_c=d.t_step_c,
         kappa=d.kappa_store,
         capacity=fleet["buffer"],
+        capacity_per_gpu=fleet["buffer_per_gpu"],
         nic_prefill=d.nic,
         nic_decode=d.nic,
         fabric=d.fabric,
         prefill_worker=float(d.gpus_per_prefill_worker),
         decode_worker=float(d.gpus_per_decode_worker),
+        kv_capacity=d.free_hbm() / d.kappa_store,
+        place=fleet["buffer_place"],
         back_pressure=fleet["overflow"] == "back-pressure",
     )
 
