@@ -1,9 +1,9 @@
-"""A scenario file (TOML) to the objects that a run needs; every key is optional, a wrong one is named by its path."""
+"""A scenario file (TOML or YAML) to the objects of a run; every key is optional, a wrong one is named by its path."""
 
 import math
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,93 +16,11 @@ from fluidq.io.traces import ReadReport, read_trace
 from fluidq.objective import Objective
 from fluidq.plant import PLACES, Plant
 from fluidq.policies import Thresholds
+from fluidq.scenario_keys import DEFAULTS as DEFAULTS
+from fluidq.scenario_keys import SCHEMA as SCHEMA
 from fluidq.simulate import Fleet
 from fluidq.tune import Settings
 from fluidq.workload import Workload, default_workload
-
-# What each key holds: its dimension for text with units, or the type of a plain value.
-SCHEMA: dict[str, dict[str, str | type]] = {
-    "deployment": {
-        "model": str,
-        "gpu": str,
-        "nic": "bytes/s",
-        "fabric": "bytes/s",
-        "prefill_rate": "tokens/s",
-        "prefill_efficiency": "1",
-        "kv_per_token": "bytes/token",
-        "batch": "1",
-        "t_step_a": "seconds",
-        "t_step_b": "seconds",
-        "t_step_c": "seconds",
-        "gpus_per_prefill_worker": int,
-        "gpus_per_decode_worker": int,
-    },
-    "fleet": {
-        "gpus": "gpus",
-        "cold_start": "seconds",
-        "interval": "seconds",
-        "buffer": "bytes",
-        "overflow": str,
-        "buffer_place": str,
-        "buffer_per_gpu": "bytes",
-        "substeps": int,
-        "cold_start_stages": int,
-        "switch_delay": "seconds",
-        "replica_spread": "1",
-        "initial_gpus": "gpus",
-        "min_workers": int,
-    },
-    "workload": {"trace": str, "load_share": "1", "load_scale": "1", "seed": int, "days": "1", "hit": "1"},
-    "policy": {
-        "prefill_up": "seconds",
-        "prefill_down": "seconds",
-        "decode_up": "1",
-        "decode_down": "1",
-        "ratio": "1",
-        "step": "gpus",
-    },
-    "objective": {
-        "ttft": "seconds",
-        "tpot": "seconds",
-        "late_weight": "1",
-        "lost_weight": "1",
-        "stalled_weight": "1",
-        "ttft_spread": "1",
-        "tpot_spread": "1",
-    },
-    "tune": {f.name: int if f.type in (int, "int") else "1" for f in fields(Settings)},
-}
-
-# The embedded default: GLM-5.2 on B200 at the modelled prefill rate (the article's 56,250 tok/s is 100 % of peak),
-# a warm start of 88 s (theory: cold-start ladder), four GPUs per worker.
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "deployment": {
-        "model": "GLM-5.2",
-        "gpu": "B200",
-        "nic": "400Gbps",
-        "prefill_rate": "13114tok/s",
-        "batch": 128,
-        "gpus_per_prefill_worker": 8,
-        "gpus_per_decode_worker": 8,
-    },
-    "fleet": {
-        "gpus": 512,
-        "cold_start": "88s",
-        "interval": "15s",
-        "buffer": "1TB",
-        "overflow": "back-pressure",
-        "buffer_place": "host",
-        "buffer_per_gpu": "0B",
-        "substeps": 1,
-        "cold_start_stages": 0,
-        "replica_spread": 0,
-        "min_workers": 1,
-    },
-    "workload": {"load_share": 0.25, "seed": 0, "days": 1},
-    "policy": {},
-    "objective": {},
-    "tune": {},
-}
 
 
 @dataclass
@@ -141,11 +59,15 @@ class Case:
 
 
 def read_scenario(path: str | None) -> dict[str, dict[str, Any]]:
-    """The keys of a TOML scenario file, checked, in SI. Raises InputError naming file, key, value and remedy."""
+    """The keys of a scenario file, checked, in SI: TOML, or YAML where the name ends in .yaml or .yml.
+
+    Raises InputError naming file, key, value and remedy.
+    """
     if path is None:
         return {}
     try:
-        raw = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
+        text = Path(path).read_text(encoding="utf-8-sig")
+        raw = _yaml(text, path) if path.lower().endswith((".yaml", ".yml")) else tomllib.loads(text)
     except FileNotFoundError:
         raise InputError(f"scenario file {path!r} does not exist; give the path of a TOML file.") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -157,6 +79,18 @@ def read_scenario(path: str | None) -> dict[str, dict[str, Any]]:
     if isinstance(trace, str):  # a trace is named relative to the scenario that names it
         checked["workload"]["trace"] = str(Path(path).parent / trace)
     return checked
+
+
+def _yaml(text: str, path: str) -> dict[str, Any]:
+    import yaml
+
+    try:
+        raw = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise InputError(f"scenario file {path!r} is not YAML: {error}.") from None
+    if not isinstance(raw, dict):
+        raise InputError(f"scenario file {path!r} holds no sections; `fluidq init` writes one to start from.")
+    return raw
 
 
 def check_keys(raw: dict[str, Any], path: str = "scenario") -> dict[str, dict[str, Any]]:

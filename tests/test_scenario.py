@@ -1,8 +1,13 @@
 """Scenario files: every key by its path, and what the default case is made of."""
 
+import json
+import tomllib
+
 import pytest
 
-from fluidq.scenario import SCHEMA, build_case, read_scenario
+from fluidq.cli import main
+from fluidq.scenario import DEFAULTS, SCHEMA, build_case, check_keys, read_scenario
+from fluidq.scenario_keys import json_schema, template
 
 
 def write(tmp_path, text):
@@ -119,3 +124,53 @@ def test_every_documented_key_is_accepted(tmp_path):
     for section, keys in SCHEMA.items():
         for key in keys:
             assert f"`{key}`" in readme, f"{section}.{key} is not in the README"
+
+
+def test_the_template_is_the_embedded_default_and_its_comments_are_legal_too(tmp_path):
+    text = template()
+    file = tmp_path / "scenario.toml"
+    file.write_text(text)
+    given = read_scenario(str(file))
+    assert {s: set(k) for s, k in given.items() if k} == {s: set(k) for s, k in DEFAULTS.items() if k}
+    assert build_case(given, checked=True).fleet == build_case().fleet
+    # Every key is there once; with the comment sign taken away each line is valid on its own.
+    for section, keys in SCHEMA.items():
+        body = text.split(f"[{section}]\n")[1].split("\n\n")[0]
+        assert [line.lstrip("# ").split(" = ")[0] for line in body.splitlines()] == list(keys)
+        for line in body.splitlines():
+            read = tomllib.loads(f"[{section}]\n{line.removeprefix('# ')}")
+            check_keys(read)
+
+
+def test_yaml_is_read_like_toml(tmp_path):
+    file = tmp_path / "scenario.yaml"
+    file.write_text("fleet:\n  cold_start: 2min\n  gpus: 64\n")
+    assert read_scenario(str(file)) == {"fleet": {"cold_start": 120.0, "gpus": 64.0}}
+    for text, words in (
+        ("- a\n", "holds no sections"),
+        ("a: [\n", "is not YAML"),
+        ("fleet: {gpu: 3}\n", "did you mean"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=words):
+            read_scenario(str(file))
+
+
+def test_the_schema_knows_every_key_and_its_default():
+    schema = json_schema()
+    for section, keys in SCHEMA.items():
+        known = schema["properties"][section]["properties"]
+        assert set(known) == set(keys)
+        assert all(entry["description"] for entry in known.values())
+    assert schema["properties"]["fleet"]["properties"]["overflow"]["enum"] == ["back-pressure", "loss"]
+
+
+def test_init_writes_a_file_once(tmp_path, capsys):
+    file = tmp_path / "new" / "scenario.toml"
+    assert main(["init", str(file)]) == 0
+    assert file.read_text() == template()
+    assert main(["init", str(file)]) == 2
+    assert main(["init", str(file), "--force"]) == 0
+    capsys.readouterr()
+    assert main(["init", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json_schema()
