@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fluidq.plant import Plant as Plant
     from fluidq.policies import Thresholds as Thresholds
     from fluidq.queue import Queue as Queue
+    from fluidq.replay import replay as replay
     from fluidq.scenario import build_case as build_case
     from fluidq.scenario import read_scenario as read_scenario
     from fluidq.simulate import simulate as simulate
@@ -56,7 +57,7 @@ _HOMES = {
     "read_trace": "io.traces",
     "size": "sizing",
 }
-_VERBS = ("compare", "simulate", "sweep", "tune")  # modules that can be called (see _callable)
+_VERBS = ("compare", "replay", "simulate", "sweep", "tune")  # modules that can be called (see _callable)
 __all__ = sorted([*_HOMES, *_VERBS])  # pyright: ignore[reportUnsupportedDunderAll]
 
 

@@ -13,8 +13,11 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array
 
-from fluidq._errors import refuse
+from fluidq._errors import refuse, unknown
 from fluidq._types import Scalar
+
+# Formulas of fluidq.waiting for the wait below capacity.
+WAITS = ("none", "mmc", "mgc", "kimura")
 
 
 class Objective(eqx.Module):
@@ -29,6 +32,8 @@ class Objective(eqx.Module):
         ttft_spread, tpot_spread: scale of the logistic spread of ln TTFT and ln TPOT over requests around the fluid
             value [-]; the fluid gives a mean per tick, requests differ in length. The expected share of late requests
             is logistic((ln x - ln limit) / spread): it is 1/2 at the limit. Percentiles are outside a fluid model.
+        waiting: the wait below capacity that a fluid lacks, by the name of a formula of `fluidq.waiting` ("mmc", "mgc",
+            "kimura"); it is added to TTFT. "none" is the fluid alone (static).
     """
 
     ttft: Scalar = 2.0
@@ -38,12 +43,15 @@ class Objective(eqx.Module):
     stalled_weight: Scalar = 1.0
     ttft_spread: Scalar = 0.3
     tpot_spread: Scalar = 0.1
+    waiting: str = eqx.field(static=True, default="none")
 
     def __check_init__(self) -> None:
         for name in ("ttft", "tpot", "ttft_spread", "tpot_spread"):
             _check(name, getattr(self, name), above=True)
         for name in ("late_weight", "lost_weight", "stalled_weight"):
             _check(name, getattr(self, name), above=False)
+        if self.waiting not in WAITS:
+            raise unknown("waiting formula", self.waiting, WAITS)
 
     def late_share(self, ttft: Scalar, tpot: Scalar) -> tuple[Array, Array]:
         """Expected shares of requests over the TTFT limit and over the TPOT limit."""

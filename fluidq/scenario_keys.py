@@ -3,7 +3,7 @@
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from fluidq.objective import Objective
+from fluidq.objective import WAITS, Objective
 from fluidq.policies import Thresholds
 from fluidq.tune import Settings
 
@@ -80,6 +80,7 @@ KEYS: dict[str, dict[str, Key]] = {
         "stalled_weight": Key("1", "price of a GPU-hour of prefill held back by the full buffer"),
         "ttft_spread": Key("1", "logistic spread of ln TTFT over requests"),
         "tpot_spread": Key("1", "logistic spread of ln TPOT over requests"),
+        "waiting": Key(str, "formula for the wait below capacity, added to TTFT", WAITS),
     },
     "tune": {
         "steps": Key(int, "gradient steps"),

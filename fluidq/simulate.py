@@ -20,14 +20,15 @@ from jaxtyping import Array, Bool, Float
 from fluidq import pipeline
 from fluidq._callable import make_callable
 from fluidq._errors import refuse
-from fluidq._numerics import least, positive_part, ratio
+from fluidq._numerics import least, most, positive_part, ratio
 from fluidq._types import Scalar
 from fluidq._xla import compiled
 from fluidq.fleet import Fleet as Fleet
 from fluidq.objective import Cost, Objective
-from fluidq.plant import Arrivals, Flows, PlantState, kv_tokens, settle, total
+from fluidq.plant import Arrivals, Flows, Latency, PlantState, kv_tokens, settle, total
 from fluidq.policies import gates
 from fluidq.policies.base import ALWAYS_KNOWN, Asked, Policy, Reading
+from fluidq.waiting import of_plant
 from fluidq.workload import Workload
 
 
@@ -351,6 +352,8 @@ def _tick(
     # Move the flows.
     state, flows = _flow(fleet, loop.state, arriving, ready)
     felt = plant.latency(state, Arrivals(*arriving), ready[0], ready[1], flows)
+    if objective.waiting != "none":
+        felt = _with_waiting(fleet, objective.waiting, felt, before, ready)
     over_ttft, over_tpot = objective.late_share(felt.ttft, felt.tpot)
     g_P, g_D = fleet.per_worker
     paid = ready[0] + flows.serving + pending.prefill * g_P + pending.decode * g_D
@@ -398,6 +401,27 @@ def _tick(
             stalled=jnp.asarray(flows.stalled),
         )
     return _Loop(state, wanted, pending, starts, switches, memory, seen, late, sums), out
+
+
+def _with_waiting(fleet: Fleet, name: str, felt: Latency, come: Load, ready: Asked) -> Latency:
+    """The TTFT plus the stochastic wait of a steady load at the last tick's rate (Poisson, exponential lengths).
+
+    The load may exceed capacity within a tick: a wait can grow for one cold start, the time until a resize lands.
+    """
+    n = total(come.requests)
+    prefill, decode = of_plant(
+        name,
+        fleet.plant,
+        rate=n / fleet.interval,
+        isl_computed=ratio(total(come.computed), n),
+        isl_stored=ratio(total(come.stored), n),
+        osl=ratio(total(come.output), n),
+        prefill_gpus=ready.prefill,
+        decode_gpus=ready.decode,
+        horizon=most(fleet.cold_start, fleet.interval),
+    )
+    extra = prefill + decode
+    return felt._replace(ttft=felt.ttft + extra, wait=felt.wait + extra)
 
 
 def _sample(

@@ -22,9 +22,15 @@ def _words(figure) -> str:
 
 
 def test_registry_names_its_figures_and_judges_them():
-    assert figures.names() == ("shock-map",)
-    (entry,) = figures.listing()
-    assert entry["name"] == "shock-map"
+    names = figures.names()
+    assert names == tuple(sorted(names))
+    listing = {entry["name"]: entry for entry in figures.listing()}
+    assert tuple(listing) == names
+    for other in listing.values():
+        assert 0 <= other["worst_error"] < 0.2
+        assert other["source"]
+        json.dumps(other, allow_nan=False)
+    entry = listing["shock-map"]
     assert entry["worst_error"] <= 1e-9
     assert "ShockRegimeMap" in entry["source"]
     assert entry["published"]["P"] == 5.34e9

@@ -6,6 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fluidq import waiting
+from fluidq.objective import Objective
 from fluidq.policies import PARAMETERS, Thresholds
 from fluidq.simulate import Load, load_of, simulate
 from fluidq.workload import Workload, default_workload
@@ -178,3 +180,19 @@ def test_bad_widths_and_empty_loads_are_named():
         simulate(small_fleet(), constant(), POLICY, width=0.0)
     with pytest.raises(ValueError, match="at least one window"):
         simulate(small_fleet(), constant(ticks=0), POLICY)
+
+
+def test_the_wait_below_capacity_is_added_by_name():
+    """At a steady load the TTFT is the fluid's plus the formula's; far from capacity that is next to nothing."""
+    plant = small_plant(t_step_b=0.0, t_step_c=0.0)
+    fleet, still = small_fleet(plant, initial_gpus=20.0), Thresholds(1e6, 0.0, 1e6, 0.0, 0.5)
+    load = constant(rate=90.0, ticks=40, osl=100.0)
+    fluid = simulate(fleet, load, still, Objective()).trajectory
+    for name in ("mmc", "mgc", "kimura"):
+        felt = simulate(fleet, load, still, Objective(waiting=name)).trajectory
+        sizes = {"prefill_gpus": 10.0, "decode_gpus": 10.0, "horizon": 40.0}
+        waits = waiting.of_plant(name, plant, rate=90.0, isl_computed=1e3, isl_stored=1e3, osl=100.0, **sizes)
+        assert float(felt.ttft[-1] - fluid.ttft[-1]) == pytest.approx(float(sum(waits)), rel=1e-9)
+        assert float(felt.ttft[-1]) > 1.02 * float(fluid.ttft[-1])
+    with pytest.raises(ValueError, match="unknown waiting formula 'mm1'"):
+        Objective(waiting="mm1")

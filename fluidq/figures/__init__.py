@@ -2,7 +2,7 @@
 
 >>> from fluidq import figures
 >>> figures.names()
-('shock-map',)
+('fluid-vs-requests', 'shock-map')
 """
 
 from collections.abc import Callable
@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fluidq._errors import InputError, unknown
-from fluidq.figures import _shock_map
+from fluidq.figures import _fluid_vs_requests, _shock_map
+from fluidq.figures._fluid_vs_requests import FluidVsRequests as FluidVsRequests
+from fluidq.figures._fluid_vs_requests import fluid_vs_requests as fluid_vs_requests
 from fluidq.figures._shock_map import ShockMap as ShockMap
 from fluidq.figures._shock_map import shock_map as shock_map
 
-__all__ = ["ShockMap", "build", "listing", "names", "shock_map"]
+__all__ = ["FluidVsRequests", "ShockMap", "build", "fluid_vs_requests", "listing", "names", "shock_map"]
 
 
 class Built(Protocol):
@@ -44,6 +46,13 @@ class Entry:
 
 
 REGISTRY = {
+    "fluid-vs-requests": Entry(
+        _fluid_vs_requests.fluid_vs_requests,
+        _fluid_vs_requests.compute,
+        _fluid_vs_requests.PARAMETERS,
+        _fluid_vs_requests.SOURCE,
+        _fluid_vs_requests.PUBLISHED,
+    ),
     "shock-map": Entry(
         _shock_map.shock_map, _shock_map.compute, _shock_map.PARAMETERS, _shock_map.SOURCE, _shock_map.PUBLISHED
     ),
