@@ -127,9 +127,12 @@ def _value(value: Any, kind: str | type, name: str) -> Any:
     return units.parse(value, kind, name)
 
 
-def build_case(overrides: dict[str, dict[str, Any]] | None = None, *, checked: bool = False) -> Case:
+def build_case(
+    overrides: dict[str, dict[str, Any]] | None = None, *, checked: bool = False, workload: Workload | None = None
+) -> Case:
     """The case of the embedded default with `overrides` on top: sections and keys as in a scenario file.
 
+    `workload` stands in for the trace or the embedded day.
     `checked` says that they come from `read_scenario`, all in SI; else they are checked here, and sizes need units.
     The workload is scaled so that its mean demand, rate * (t_P + t_D), is `workload.load_share` of the GPUs, unless
     `workload.load_scale` gives the factor. The batch is cut to what fits in HBM at the workload's mean context. The
@@ -150,7 +153,9 @@ def build_case(overrides: dict[str, dict[str, Any]] | None = None, *, checked: b
 
     work = conf["workload"]
     report = None
-    if "trace" in work:
+    if workload is not None:
+        workload = workload.resampled(conf["fleet"]["interval"])
+    elif "trace" in work:
         workload, report = read_trace(work["trace"], conf["fleet"]["interval"])
     else:
         workload = _named(
