@@ -52,15 +52,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+class _Completion(argparse.Action):
+    """Print a completion script for a shell: `eval "$(fluidq --completion bash)"`."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *rest: Any) -> None:
+        import shtab
+
+        print(shtab.complete(parser, rest[1]))
+        parser.exit(0)
+
+
 def _parser() -> argparse.ArgumentParser:
     verbs = {name: importlib.import_module(f"fluidq.commands.{name}") for name in VERBS}
-    lines = [f"  fluidq {name:<11}{verb.HELP[0].lower()}{verb.HELP[1:].rstrip('.')}" for name, verb in verbs.items()]
-    words = "\n".join([DESCRIPTION, *lines])
-    parser = _Parser(prog="fluidq", description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _Parser(prog="fluidq", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", action="version", version=f"fluidq {_version()}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    parser.add_argument(
+        "--completion", action=_Completion, choices=("bash", "zsh", "tcsh"), help="print a completion script"
+    )
+    commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND", parser_class=_Parser)
     for name, verb in verbs.items():
-        sub = commands.add_parser(name, description=verb.HELP, epilog=verb.EPILOG)
+        sub = commands.add_parser(name, help=verb.HELP, description=verb.HELP, epilog=verb.EPILOG)
         sub.set_defaults(run=verb.run)
         sub.add_argument("--json", action="store_true", help="only JSON on standard output")
         sub.add_argument("--out", metavar="DIR", help="write JSON and figures into this folder")

@@ -29,7 +29,7 @@ def trajectories(
         if axes is None:
             _, axes = plt.subplots(4, 1, figsize=(9, 8), sharex=True, layout="constrained")
         assert axes is not None
-        colours = [BEFORE, AFTER, "#1b7f4b", "#7a3e9d"]
+        colours = [BEFORE, AFTER, "#1b7f4b", "#7a3e9d"] if len(runs) > 1 else [AFTER]
         for (label, run), colour in zip(runs.items(), colours, strict=False):
             hours = np.asarray(run.time) / 3600
             line: dict[str, Any] = {"color": colour, "lw": 1.1, "label": label}

@@ -1,10 +1,12 @@
 """The command line as a user types it: keys, exit codes, one sentence for bad input, files in --out."""
 
+import importlib
 import json
+import shlex
 
 import pytest
 
-from fluidq.cli import main
+from fluidq.cli import VERBS, _parser, main
 from tests.helpers import data
 
 SMALL = """
@@ -201,3 +203,21 @@ def test_no_command_shows_the_help(capsys):
     code, out, _ = run(capsys)
     assert code == 0
     assert "fluidq tune" in out
+
+
+def test_completion_knows_every_verb(capsys):
+    with pytest.raises(SystemExit) as done:
+        main(["--completion", "bash"])
+    assert done.value.code == 0
+    script = capsys.readouterr().out
+    for verb in VERBS:
+        assert verb in script
+    assert "--scenario" in script
+
+
+def test_every_verb_has_an_example_that_parses(capsys):
+    for verb in VERBS:
+        epilog = importlib.import_module(f"fluidq.commands.{verb}").EPILOG
+        example = epilog.removeprefix("example: ").split(". ")[0].split("; ")[0].split(" && ")[0]
+        assert example.startswith(f"fluidq {verb}")
+        _parser().parse_args(shlex.split(example)[1:])

@@ -15,6 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--scenario", metavar="FILE", help="TOML: deployment, fleet, workload, policy, objective")
     add("--trace", metavar="FILE", help="requests or windows, see `fluidq inspect`; default: the embedded day")
     add("--policies", metavar="NAMES", help="names or policy files, separated by commas (default: all)")
+    add("--pool", choices=("prefill", "decode"), help="of a policy file that scales one pool and does not say which")
     add("--list", action="store_true", help="name every law")
     add("--seed", type=int, metavar="N", help="of the embedded workload")
 
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             from fluidq.io.policies import read_policy
 
-            chosen[name] = read_policy(name, fleet=case.fleet).policy
+            chosen[name] = read_policy(name, fleet=case.fleet, pool=args.pool).policy
     result = compare(case.fleet, case.workload, chosen, case.objective, progress=not args.json)
     data = {**result.to_dict(), "workload": case.workload_dict(), "phi": case.phi, "notes": case.notes}
     if out:

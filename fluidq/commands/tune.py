@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of the verb."""
     add = parser.add_argument
     add("--scenario", metavar="FILE", help="TOML: deployment, fleet, workload, policy, objective, tune")
-    add("--trace", metavar="FILE", help="Azure LLM CSV or Mooncake JSON lines, plain or gzipped")
+    add("--trace", metavar="FILE", help="a recorded load, see `fluidq inspect`; plain, gzip or zstd")
     add("--seed", type=int, metavar="N", help="of the embedded workload, the starts and the unseen draws")
 
 

@@ -179,7 +179,8 @@ def _zstd(handle: BinaryIO, piece: int) -> Iterator[bytes]:
 def check_text(file: str, head: bytes) -> None:
     """Refuse what is no UTF-8 text, told from the first bytes; raises `InputError`."""
     if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise InputError(f"{file} is UTF-16 text; convert it to UTF-8.")
+        wide = "UTF-32" if head[:4] == b"\xff\xfe\0\0" else "UTF-16"
+        raise InputError(f"{file} is {wide} text; convert it to UTF-8.")
     for magic, what in OTHERS.items():
         if head.startswith(magic):
             raise InputError(f"{file} is binary data ({what}); unpack it or export it as CSV or JSON lines.")

@@ -28,6 +28,8 @@ def opening(file: str, remedy: str) -> tuple[int, str, Opening]:
     found: tuple[int, str] | None = None
     filled = 0
     for number, block in source:
+        if not found and block.isspace():
+            continue  # any number of blank lines may come first: none is kept
         taken.append((number, block))
         for offset, line in enumerate(block.split(b"\n")):
             if line and not line.isspace():

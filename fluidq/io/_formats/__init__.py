@@ -1,0 +1,1 @@
+"""One module per family of files; `fluidq.io.traces` and `fluidq.io.tables` choose among them by content."""
