@@ -17,6 +17,10 @@ import jax
 jax.config.update("jax_enable_x64", True)
 
 if TYPE_CHECKING:
+    from fluidq import events as events
+    from fluidq import policies as policies
+    from fluidq import topologies as topologies
+    from fluidq import waiting as waiting
     from fluidq._errors import InputError as InputError
     from fluidq._xla import compiler_options as compiler_options
     from fluidq.compare import compare as compare
@@ -58,11 +62,12 @@ _HOMES = {
     "size": "sizing",
 }
 _VERBS = ("compare", "replay", "simulate", "sweep", "tune")  # modules that can be called (see _callable)
-__all__ = sorted([*_HOMES, *_VERBS])  # pyright: ignore[reportUnsupportedDunderAll]
+_MODULES = ("events", "policies", "topologies", "waiting")
+__all__ = sorted([*_HOMES, *_VERBS, *_MODULES])  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _VERBS:
+    if name in _VERBS or name in _MODULES:
         return importlib.import_module(f"fluidq.{name}")
     home = _HOMES.get(name)
     if home is None:

@@ -14,7 +14,7 @@ from jax.core import Tracer
 from jaxtyping import Array
 
 from fluidq._errors import refuse, unknown
-from fluidq._types import Scalar
+from fluidq._types import PerClass as Scalar
 
 # Formulas of fluidq.waiting for the wait below capacity.
 WAITS = ("none", "mmc", "mgc", "kimura")

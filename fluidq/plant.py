@@ -19,7 +19,7 @@ from jaxtyping import Array
 
 from fluidq._errors import refuse, unknown
 from fluidq._numerics import least, mean_decay, most, positive_part, ratio, share
-from fluidq._types import Scalar
+from fluidq._types import PerClass as Scalar
 from fluidq.formulas import aggregated
 
 # Requests in a batch that count as none [req].

@@ -21,7 +21,7 @@ from fluidq import pipeline
 from fluidq._callable import make_callable
 from fluidq._errors import refuse
 from fluidq._numerics import least, most, positive_part, ratio
-from fluidq._types import Scalar
+from fluidq._types import PerClass as Scalar
 from fluidq._xla import compiled
 from fluidq.fleet import Fleet as Fleet
 from fluidq.objective import Cost, Objective
@@ -189,7 +189,13 @@ def simulate(
     # As an array, so that another width is another input and not another compilation.
     width = None if width is None else jnp.asarray(width, dtype=jnp.float64)
     policy = policy.prepare(load, fleet)
-    return _simulate(fleet, load, policy, objective or Objective(), width, record, delay, missing, checkpoint)
+    fleet, policy, objective = _as_arrays((fleet, policy, objective or Objective()))
+    return _simulate(fleet, load, policy, objective, width, record, delay, missing, checkpoint)
+
+
+def _as_arrays(tree: Any) -> Any:
+    """Python numbers as arrays: another value is then another input, and not another compilation."""
+    return jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, float) else x, tree)
 
 
 def _check_load(load: Load) -> None:

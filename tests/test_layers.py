@@ -15,7 +15,9 @@ def imported_by(statement: str) -> set[str]:
 
 
 def test_fluidq_imports_neither_sympy_nor_the_derivations():
-    modules = imported_by("import fluidq, fluidq.cli, fluidq.scenario, fluidq.report, fluidq.figures, fluidq.queue")
+    modules = imported_by(
+        "import fluidq, fluidq.cli, fluidq.scenario, fluidq.report, fluidq.figures, fluidq.queue, fluidq.events"
+    )
     assert "sympy" not in modules
     assert not any(m.split(".")[0] == "derivations" for m in modules)
 
@@ -30,7 +32,8 @@ def test_the_core_does_not_import_the_edges():
     edges = re.compile(
         r"^\s*(?:from|import) fluidq\.?(?:import )?(io|plot|report|cli|scenario|figures)\b", re.MULTILINE
     )
-    core = ("plant", "simulate", "objective", "tune", "workload", "queue", "sizing", "units", "deployment", "replay", "waiting")
+    core = ("plant", "simulate", "objective", "tune", "workload", "queue", "sizing", "units", "deployment", "fleet")
+    core += ("pipeline", "sweep", "replay", "waiting", "events", "compare", "laws")
     for name in core:
         assert not edges.search((ROOT / "fluidq" / f"{name}.py").read_text()), name
     for path in (ROOT / "fluidq" / "policies").glob("*.py"):

@@ -1,5 +1,7 @@
 """The closed loop: balance of requests, cold starts, budget, derivatives."""
 
+import logging
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -196,3 +198,16 @@ def test_the_wait_below_capacity_is_added_by_name():
         assert float(felt.ttft[-1]) > 1.02 * float(fluid.ttft[-1])
     with pytest.raises(ValueError, match="unknown waiting formula 'mm1'"):
         Objective(waiting="mm1")
+
+
+def test_another_number_is_no_other_compilation():
+    load = constant(ticks=20)
+    simulate(small_fleet(), load, POLICY, record=False)
+    compiled = jax.log_compiles
+    with compiled(), pytest.MonkeyPatch.context() as patch:
+        lines = []
+        patch.setattr(logging.getLogger("jax._src.dispatch"), "handle", lambda r: lines.append(r.getMessage()))
+        patch.setattr(logging.getLogger("jax._src.interpreters.pxla"), "handle", lambda r: lines.append(r.getMessage()))
+        other = Thresholds(prefill_up=0.6, prefill_down=0.05, decode_up=0.9, decode_down=0.5, ratio=0.4, step=4.0)
+        simulate(small_fleet(cold_start=41.0), load, other, Objective(ttft=1.0), record=False)
+    assert not [line for line in lines if "_run" in line]
