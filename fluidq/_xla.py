@@ -28,7 +28,8 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(args)):
             return plain(*args)
         if not fast:
-            fast.append(eqx.filter_jit(function, compiler_options=compiler_options()))
+            # filter_jit hands the options on to jax.jit; its overloads do not say so.
+            fast.append(eqx.filter_jit(function, compiler_options=compiler_options()))  # pyright: ignore[reportCallIssue]
         try:
             return fast[0](*args)
         except ValueError as error:  # constants inside somebody's jit

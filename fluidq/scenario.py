@@ -153,12 +153,13 @@ def build_case(
 
     work = conf["workload"]
     report = None
+    load: Workload
     if workload is not None:
-        workload = workload.resampled(conf["fleet"]["interval"])
+        load = workload.resampled(conf["fleet"]["interval"])
     elif "trace" in work:
-        workload, report = read_trace(work["trace"], conf["fleet"]["interval"])
+        load, report = read_trace(work["trace"], conf["fleet"]["interval"])
     else:
-        workload = _named(
+        load = _named(
             "workload",
             default_workload,
             {
@@ -170,7 +171,7 @@ def build_case(
         )
 
     deployment = _deployment(conf["deployment"])
-    context = mean_context(workload.mean_isl, workload.mean_osl)
+    context = mean_context(load.mean_isl, load.mean_osl)
     room = deployment.most_sequences(context)
     if room < 1:
         deployment.check_memory(context)
@@ -181,19 +182,19 @@ def build_case(
         )
         deployment = _deployment({**conf["deployment"], "batch": room})
     t_step = deployment.t_step(deployment.batch, context)
-    mix = {"B": deployment.batch, "r_P": deployment.r_P, "t_step": t_step, "osl": workload.mean_osl}
-    phi = float(balance.balance_ratio(isl=workload.mean_isl_computed, **mix))
+    mix = {"B": deployment.batch, "r_P": deployment.r_P, "t_step": t_step, "osl": load.mean_osl}
+    phi = float(balance.balance_ratio(isl=load.mean_isl_computed, **mix))
     if not 0 < phi < 1:
         raise refuse("workload", f"a balance ratio of {phi}", "one with input and output tokens: both pools must work")
     # One request per second needs 1 / X* GPUs, X* being D01's throughput of one GPU.
-    gpu_seconds = 1.0 / float(balance.balanced_throughput(N=1.0, isl=workload.mean_isl_computed, **mix))
+    gpu_seconds = 1.0 / float(balance.balanced_throughput(N=1.0, isl=load.mean_isl_computed, **mix))
     budget = float(conf["fleet"]["gpus"])
-    scale = _scale(work, workload, gpu_seconds, budget, notes)
-    workload = workload.scaled(scale)
+    scale = _scale(work, load, gpu_seconds, budget, notes)
+    load = load.scaled(scale)
 
     plant = _plant(deployment, conf["fleet"])
     pair = deployment.gpus_per_prefill_worker + deployment.gpus_per_decode_worker
-    first = workload.slice(0.0, min(600.0, workload.duration))
+    first = load.slice(0.0, min(600.0, load.duration))
     initial = conf["fleet"].get("initial_gpus")
     if initial is None:
         # Enough for the first ten minutes at the middle of the default band, in whole pairs of workers.
@@ -212,7 +213,7 @@ def build_case(
     return Case(
         deployment=deployment,
         fleet=fleet,
-        workload=workload,
+        workload=load,
         policy=policy,
         objective=objective,
         settings=_named("tune", Settings, conf["tune"]),

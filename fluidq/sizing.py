@@ -1,43 +1,39 @@
-"""Sizing: phi, the integer split, its flat region, what binds, the fabric and the buffer, in one `Plan`."""
+"""Sizing: phi and the batch together, whole workers, the flat region, what binds, fabric, memory, buffer: a `Plan`."""
 
 import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from fluidq._bounds import Bounds as Bounds
-from fluidq._bounds import Rung, columns, ladder, ladder_text
+from fluidq._bounds import Rung, ladder
 from fluidq._bounds import bounds as bounds
 from fluidq._errors import refuse
-from fluidq.deployment import Deployment, mean_context
-from fluidq.formulas import balance, fabric
-from fluidq.units import Number, Quantity, format, si
+from fluidq._size_buffer import Shock, Windows, shocks, transfer_windows
+from fluidq._size_cost import Sensitivity as Sensitivity
+from fluidq._size_cost import cost_per_million_tokens as cost_per_million_tokens
+from fluidq._size_cost import sensitivities as sensitivities
+from fluidq._size_point import Point, Service, operate
+from fluidq._size_splits import Split as Split
+from fluidq._size_splits import all_splits, whole_fleet
+from fluidq._size_text import report
+from fluidq._size_traffic import Traffic as Traffic
+from fluidq._size_traffic import _share
+from fluidq.deployment import Deployment
+from fluidq.formulas import fabric, requests
+from fluidq.units import Number, Quantity, si
 
-__all__ = ["Bounds", "Fabric", "Plan", "Split", "bounds", "size"]
-
-_LIMITS = {  # what each limit on the request rate is called
-    "prefill": "the prefill pool",
-    "decode": "the decode pool",
-    "send": "the sending NICs",
-    "receive": "the receiving NICs",
-    "fabric": "the fabric",
-}
-
-
-# The largest fleet whose splits are listed.
-MOST_GPUS = 1_000_000
-
-
-@dataclass(frozen=True)
-class Split:
-    """GPUs of each pool, the request rate [req/s] they carry, its share of the best, and the limit that binds."""
-
-    prefill_gpus: int
-    decode_gpus: int
-    throughput: float
-    relative: float
-    binds: str
+__all__ = [
+    "Bounds",
+    "Fabric",
+    "Plan",
+    "Sensitivity",
+    "Split",
+    "Traffic",
+    "bounds",
+    "cost_per_million_tokens",
+    "sensitivities",
+    "size",
+]
 
 
 @dataclass(frozen=True)
@@ -72,28 +68,28 @@ class Plan:
     """A sized fleet; `str(plan)` is the report for people, `to_dict()` the one for programs.
 
     Attributes:
-        phi: prefill share of the GPUs at which neither pool waits (D01).
-        context, t_step: mean context of a decode step [tok] and its time at the deployment's batch [s].
-        prefill_gpus, decode_gpus: the best split into whole workers; what is too small for one more stays idle.
-        throughput, balanced_throughput: request rate [req/s] of that split, and of a fractional one at phi.
+        traffic, service: what the fleet is sized for: lengths, and limits on TPOT, TTFT and concurrency.
+        point: batch, step time, work of a request and load, with the limits that set them.
+        phi: prefill share of the GPUs at which neither pool waits (D01), at that batch and load.
+        balanced_throughput: request rate [req/s] of a fractional split at phi.
+        best: the best split into whole workers; what is too small for one more stays idle.
         rounding_loss: 1 - min(n_P/(phi N), n_D/((1 - phi) N)) (D08).
-        binds: the limit that sets the throughput.
         flat: every split within `within` of the best, in order of prefill GPUs.
         fabric: the fabric condition of the best split.
         critical_hit: prefix hit rate at which the sending NIC is full (D12); None where nothing moves or it never is.
         ladder: buffer per prefill GPU for a surplus or shortfall of its whole flow; empty where nothing moves.
+        windows: memory that transfers take (D25); None where nothing moves.
+        shocks: time to full or empty and loss (D14), where a buffer and a cold start were given.
+        prices: of a prefill and a decode GPU-hour, where given.
     """
 
     deployment: Deployment
-    isl: float
-    osl: float
+    traffic: Traffic
+    service: Service
+    point: Point
     gpus: int
-    hit: float
-    hit_decode: float
     within: float
     phi: float
-    context: float
-    t_step: float
     balanced_throughput: float
     best: Split
     rounding_loss: float
@@ -101,27 +97,83 @@ class Plan:
     fabric: Fabric
     critical_hit: float | None
     ladder: tuple[Rung, ...]
+    windows: Windows | None = None
+    shocks: tuple[Shock, ...] = ()
+    buffer: tuple[float, float, float] | None = None
+    prices: tuple[float, float] | None = None
+
+    @property
+    def isl(self) -> float:
+        """Mean stored input tokens."""
+        return self.traffic.isl
+
+    @property
+    def osl(self) -> float:
+        """Mean output tokens."""
+        return self.traffic.osl
+
+    @property
+    def hit(self) -> float:
+        """Share of the input tokens that prefill need not compute."""
+        return self.traffic.hit
+
+    @property
+    def hit_decode(self) -> float:
+        """Share of the input tokens that need not move."""
+        return self.traffic.hit_decode
+
+    @property
+    def batch(self) -> float:
+        """Decode sequences per GPU."""
+        return self.point.batch
+
+    @property
+    def batch_binds(self) -> str:
+        """The limit that sets the batch: "given", "tpot", "memory" or "concurrency"."""
+        return self.point.batch_binds
+
+    @property
+    def context(self) -> float:
+        """Mean context of a decode step [tok] (D05)."""
+        return self.point.context
+
+    @property
+    def t_step(self) -> float:
+        """Time of a decode step [s] at that batch and context."""
+        return self.point.t_step
 
     @property
     def prefill_gpus(self) -> int:
+        """Prefill GPUs of the best split."""
         return self.best.prefill_gpus
 
     @property
     def decode_gpus(self) -> int:
+        """Decode GPUs of the best split."""
         return self.best.decode_gpus
 
     @property
     def throughput(self) -> float:
+        """Requests per second of the best split."""
         return self.best.throughput
 
     @property
     def binds(self) -> str:
+        """The limit that sets the throughput."""
         return self.best.binds
+
+    @property
+    def cost_per_million(self) -> float | None:
+        """Price of a million tokens, input and output, at the best split; None without prices."""
+        if self.prices is None:
+            return None
+        spend = self.prices[0] * self.prefill_gpus + self.prices[1] * self.decode_gpus
+        return spend / 3600 / (self.throughput * (self.isl + self.osl)) * 1e6
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers for JSON; what is infinite is null (JSON has no infinity)."""
-        d, f = self.deployment, self.fabric
-        return {
+        d, f, p = self.deployment, self.fabric, self.point
+        out = {
             "model": d.model,
             "gpu": d.gpu,
             "gpus": self.gpus,
@@ -129,6 +181,7 @@ class Plan:
             "osl": self.osl,
             "hit": self.hit,
             "hit_decode": self.hit_decode,
+            "computed_tokens": self.traffic.computed,
             "phi": self.phi,
             "prefill_gpus": self.prefill_gpus,
             "decode_gpus": self.decode_gpus,
@@ -136,9 +189,15 @@ class Plan:
             "gpus_per_decode_worker": d.gpus_per_decode_worker,
             "kv_bytes_per_token": d.kappa_store,
             "prefill_tokens_per_s_per_gpu": d.r_P,
-            "batch_per_gpu": d.batch,
+            "batch_per_gpu": p.batch,
+            "batch_binds": p.batch_binds,
+            "batch_limits": {name: _or_none(value) for name, value in p.batch_limits.items()},
             "context_tokens": self.context,
             "step_s": self.t_step,
+            "tpot_s": p.tpot,
+            "ttft_s": _or_none(p.ttft),
+            "tokens_per_step": self.service.accept,
+            "prefill_load": p.load,
             "throughput_requests_per_s": self.throughput,
             "balanced_requests_per_s": self.balanced_throughput,
             "rounding_loss": self.rounding_loss,
@@ -168,81 +227,28 @@ class Plan:
             "buffer_ladder": [rung.to_dict() for rung in self.ladder],
             "sources": {name: f"{figure.label}; {figure.source}".lstrip("; ") for name, figure in d.sources.items()},
         }
+        if self.windows is not None:
+            out["transfer_windows"] = self.windows.to_dict()
+        if self.buffer is not None:
+            cold_start, capacity, stock = self.buffer
+            out["buffer"] = {
+                "cold_start_s": cold_start,
+                "capacity_bytes": capacity,
+                "stock_bytes": stock,
+                "shocks": [shock.to_dict() for shock in self.shocks],
+            }
+        if self.prices is not None:
+            share = requests.spend_share(cost_P=self.prices[0], cost_D=self.prices[1], t_P=p.t_P, t_D=p.t_D)
+            out["cost"] = {
+                "price_prefill_gpu_hour": self.prices[0],
+                "price_decode_gpu_hour": self.prices[1],
+                "per_million_tokens": self.cost_per_million,
+                "prefill_share_of_spend": float(share),
+            }
+        return out
 
     def __str__(self) -> str:
-        d = self.deployment
-        title = f"{d.model} on {self.gpus} x {d.gpu}, {self.isl:,g} tokens in, {self.osl:,g} out"
-        if self.hit or self.hit_decode:
-            title += f", prefix hit {self.hit:.3g} (decode side {self.hit_decode:.3g})"
-        parts = [title, "Balance\n" + self._balance(), "Split\n" + self._split(), "Fabric\n" + self._fabric()]
-        if self.ladder:
-            title = "Buffer per prefill GPU for a swing of one whole flow either way (D15)"
-            parts.append(f"{title}\n{ladder_text(self.ladder)}")
-        if self.deployment.sources:
-            parts.append("Sources\n" + self._sources())
-        return "\n\n".join(parts)
-
-    def _balance(self) -> str:
-        d = self.deployment
-        labels = {name: figure.label for name, figure in d.sources.items()}
-
-        def others(name: str) -> list[tuple[str, str, str]]:
-            return [("", "or", f"{a.value:,.0f}: {a.label}") for a in d.alternatives.get(name, ())]
-
-        rows = [
-            ("phi", f"{self.phi:.4f}", "prefill share of the GPUs at balance (D01)"),
-            ("prefill rate", f"{d.r_P:,.0f} tok/s per GPU", labels.get("r_P", "")),
-            *others("r_P"),
-            ("decode step", format(self.t_step, "seconds"), labels.get("t_step", "")),
-            ("decode batch", f"{d.batch:g} per GPU", f"at {self.context:,.0f} tokens of context, mean over the steps"),
-            ("KV size", f"{d.kappa_store:,.0f} B/token", labels.get("kappa_store", "")),
-            *others("kappa_store"),
-        ]
-        return columns(rows)
-
-    def _split(self) -> str:
-        d = self.deployment
-        idle = self.gpus - self.prefill_gpus - self.decode_gpus
-        span = [s.prefill_gpus for s in self.flat]
-        rows = [
-            ("prefill", f"{self.prefill_gpus} GPUs", f"in workers of {d.gpus_per_prefill_worker}"),
-            ("decode", f"{self.decode_gpus} GPUs", f"in workers of {d.gpus_per_decode_worker}"),
-            *([("idle", f"{idle} GPUs", "no whole worker fits")] if idle else []),
-            ("throughput", f"{self.throughput:.4g} req/s", f"set by {_LIMITS[self.binds]}"),
-            ("rounding", f"{self.rounding_loss:.1%} lost", f"of {self.balanced_throughput:.4g} req/s at phi (D08)"),
-            (
-                "flat region",
-                f"{min(span)} to {max(span)}",
-                f"prefill GPUs: within {100 * self.within:g} % of the best, {len(span)} split{'s' * (len(span) > 1)}",
-            ),
-        ]
-        shown = self.flat if len(self.flat) <= 7 else (*self.flat[:3], *self.flat[-3:])
-        rows += [
-            ("", f"{s.prefill_gpus} + {s.decode_gpus}", f"{s.relative:.1%} of the best, set by {_LIMITS[s.binds]}")
-            for s in shown
-        ]
-        return columns(rows)
-
-    def _fabric(self) -> str:
-        f = self.fabric
-        if not f.required:
-            return "  no KV has to move"
-        ends = ((f.send, "sending NIC"), (f.receive, "receiving NICs, shared"), (f.whole, "whole fabric, shared"))
-        rows = [("required", format(f.required, "bytes/s"), "per prefill GPU at full rate (D12)")]
-        rows += [("limit", format(end, "bytes/s"), name) for end, name in ends if math.isfinite(end)]
-        binds = f"{_LIMITS[f.binds]} bind first" if f.margin >= 1 else f"below 1: {_LIMITS[f.binds]} cannot carry it"
-        rows.append(("margin", format(f.margin, "1"), binds))
-        if self.critical_hit is not None:
-            rows.append(("critical hit", f"{self.critical_hit:.3f}", "prefix hit rate at which the NIC is full (D12)"))
-        return columns(rows)
-
-    def _sources(self) -> str:
-        """Each source once, with the names of the figures that rest on it."""
-        names: dict[str, dict[str, None]] = {}
-        for name, figure in self.deployment.sources.items():
-            for entry in (figure, *self.deployment.alternatives.get(name, ())):
-                names.setdefault(entry.source, {})[name] = None
-        return "\n".join(f"  {', '.join(fields)}: {source}" for source, fields in names.items())
+        return report(self)
 
 
 def _or_none(x: float) -> float | None:
@@ -251,19 +257,34 @@ def _or_none(x: float) -> float | None:
 
 def size(
     deployment: Deployment,
-    isl: Quantity,
-    osl: Quantity,
-    gpus: Number,
+    isl: Quantity | None = None,
+    osl: Quantity | None = None,
+    gpus: Number = 64,
     hit: Quantity = 0.0,
     hit_decode: Quantity = 0.0,
     within: Quantity = 0.05,
+    *,
+    traffic: Traffic | None = None,
+    isl_scv: Quantity = 0.0,
+    osl_scv: Quantity = 0.0,
+    tpot: Quantity | None = None,
+    ttft: Quantity | None = None,
+    concurrency: Quantity | None = None,
+    batch: Quantity | None = None,
+    accept: Quantity = 1.0,
+    headroom: Quantity = 1.0,
+    cold_start: Quantity | None = None,
+    buffer: Quantity | None = None,
+    stock: Quantity | None = None,
+    prices: tuple[Number, Number] | None = None,
 ) -> Plan:
     """Split `gpus` between the pools for requests of `isl` tokens in and `osl` out.
 
-    phi = B I / (B I + r_P t_step O) with I the computed tokens (1 - hit) isl (D01, D04); t_step at the deployment's
-    batch and the mean context of D05. Workers are whole; the split carries the highest request rate that the pools,
-    the NICs and the fabric allow. Splits leave no room for one more worker; of equal ones the one whose pools have
-    most to spare is taken, then the one with the fewest prefill GPUs.
+    phi = t_P/(t_P + t_D) with t_P = ((1 - h) isl/r_P + (1 - h^2) E[I^2]/s_P)/load and t_D = osl t_step(B)/(accept B)
+    (D01, D04, D07), t_step at the mean context of D05. B is solved with it: the least of what the TPOT limit, the HBM
+    and the requests in flight allow, and of `batch`. Workers are whole; the split carries the highest request rate
+    that the pools, the NICs, the fabric and the requests in flight allow. Splits leave no room for one more worker; of
+    equal ones the one whose pools have most to spare is taken, then the one with the fewest prefill GPUs.
 
     Args:
         isl, osl: stored input and output tokens per request, >= 0; one of them may be 0 (phi is then 0 or 1).
@@ -271,48 +292,62 @@ def size(
         hit: share of the input tokens whose KV prefill already has, in [0, 1).
         hit_decode: share whose KV the decode side already has, in [0, 1].
         within: how far below the best a split may be to count as flat, in [0, 1).
+        traffic: lengths with their moments, or of several classes, instead of `isl`, `osl`, hit rates and variations.
+        isl_scv, osl_scv: squared coefficients of variation of independent lengths.
+        tpot, ttft: longest mean times per output token and to the first [s].
+        concurrency: requests in flight; each split is then a closed loop.
+        batch: sequences per decode GPU, at most. None: the deployment's, or no limit of its own where `tpot` or
+            `concurrency` is given; inf: what fits.
+        accept: output tokens per step and sequence (speculative decoding), >= 1.
+        headroom: share of the prefill rate to use, in (0, 1].
+        cold_start, buffer, stock: lead time [s], capacity and level [B per prefill GPU] to judge; stock: half.
+        prices: of a prefill and a decode GPU-hour.
 
     Raises:
-        InputError: a value out of range, both lengths 0, a batch that does not fit in HBM, or too few GPUs.
+        InputError: a value out of range, both lengths 0, a batch that does not fit in HBM (by how much), limits that
+            no load keeps (with the least possible), or too few GPUs.
     """
     d = deployment
-    tokens_in, tokens_out = _length(isl, "isl"), _length(osl, "osl")
-    if tokens_in == 0 and tokens_out == 0:
+    if traffic is None:
+        if isl is None or osl is None:
+            raise refuse("isl" if isl is None else "osl", None, "a number of tokens, where no traffic is given")
+        _below_one(hit)
+        traffic = Traffic.of(isl, osl, hit, hit_decode, isl_scv, osl_scv)
+    if traffic.isl == 0 and traffic.osl == 0:
         raise refuse("isl + osl", 0, "> 0: with neither input nor output there is nothing to compute")
-    h, h_D, slack = _share(hit, "hit"), _share(hit_decode, "hit_decode"), _share(within, "within")
-    if h == 1:
-        raise refuse("hit", hit, "below 1: with every token cached there is no prefill")
-    N = _fleet(gpus, d, tokens_in, tokens_out)
-    context = mean_context(tokens_in, tokens_out)
-    if tokens_out:
-        d.check_memory(context)
-    t_step = float(np.asarray(d.t_step(d.batch, context)))
-    load = {"B": d.batch, "isl": (1 - h) * tokens_in, "osl": tokens_out, "r_P": d.r_P, "t_step": t_step}
-    ideal = float(balance.balanced_throughput(N=float(N), **load))
-    splits, pools = _splits(d, tokens_in, tokens_out, N, h, h_D, t_step)
+    if traffic.isl and not traffic.computed:
+        raise refuse("hit", 1.0, "below 1: with every token cached there is no prefill")
+    slack = _share(within, "within")
+    if batch is None and tpot is None and concurrency is None:
+        batch = d.batch
+    given = None if isinstance(batch, float) and math.isinf(batch) else batch
+    service = Service.of(tpot, ttft, concurrency, given, accept, headroom)
+    N = whole_fleet(gpus, d, traffic.isl, traffic.osl)
+    point = operate(d, traffic, service, N)
+    ideal = N / (point.t_P + point.t_D)
+    splits, pools = all_splits(d, traffic, service, point, N)
     # Equal rates differ in their last bits. Where a link sets the rate many splits are equal: of those the one whose
     # pools carry most, and then the one with the fewest prefill GPUs.
     equal = [i for i, s in enumerate(splits) if s.relative >= 1 - 1e-12]
     most = max(pools[i] for i in equal)
     best = next(i for i in equal if pools[i] >= most * (1 - 1e-12))
     n_P, n_D = splits[best].prefill_gpus, splits[best].decode_gpus
-    moves = bool(tokens_in and tokens_out)
+    moves = bool(traffic.isl and traffic.osl)
     flow, critical = 0.0, None
     if moves:
-        link = {"r_P": d.r_P, "kappa_store": d.kappa_store, "hit_decode": h_D}
-        flow = float(fabric.transfer_flow(hit=h, **link))
+        rate = traffic.computed / float(d.prefill_work(traffic.computed, traffic.attended))
+        link = {"r_P": rate, "kappa_store": d.kappa_store, "hit_decode": traffic.hit_decode}
+        flow = float(fabric.transfer_flow(hit=traffic.hit, **link))
         critical = _critical_hit(d.nic, link)
+    judged, found = _judged(flow, cold_start, buffer, stock)
     return Plan(
-        deployment=d,
-        isl=tokens_in,
-        osl=tokens_out,
+        deployment=d if d.batch == point.batch else d.with_batch(point.batch),
+        traffic=traffic,
+        service=service,
+        point=point,
         gpus=N,
-        hit=h,
-        hit_decode=h_D,
         within=slack,
-        phi=float(balance.balance_ratio(**load)),
-        context=context,
-        t_step=t_step,
+        phi=float(requests.balance_ratio_work(t_P=point.t_P, t_D=point.t_D)),
         balanced_throughput=ideal,
         best=splits[best],
         rounding_loss=max(0.0, 1 - pools[best] / ideal),
@@ -320,12 +355,48 @@ def size(
         fabric=Fabric(
             required=flow,
             send=d.nic,
-            receive=d.nic * n_D / n_P if moves else math.inf,
+            receive=d.receive_nic() * n_D / n_P if moves else math.inf,
             whole=d.fabric / n_P if moves else math.inf,
         ),
         critical_hit=critical,
         ladder=ladder(flow, flow) if flow else (),
+        windows=transfer_windows(d, traffic, n_P, n_D) if flow else None,
+        shocks=found,
+        buffer=judged,
+        prices=None if prices is None else _prices(prices),
     )
+
+
+def _below_one(hit: Quantity) -> None:
+    if _share(hit, "hit") == 1:
+        raise refuse("hit", hit, "below 1: with every token cached there is no prefill")
+
+
+def _prices(prices: tuple[Number, Number]) -> tuple[float, float]:
+    for price in prices:
+        if not (math.isfinite(price) and price > 0):
+            raise refuse("price", price, "a price of a GPU-hour > 0")
+    return float(prices[0]), float(prices[1])
+
+
+def _judged(
+    flow: float, cold_start: Quantity | None, buffer: Quantity | None, stock: Quantity | None
+) -> tuple[tuple[float, float, float] | None, tuple[Shock, ...]]:
+    """Cold start, capacity and stock as given, and the shocks of this plan against them."""
+    if buffer is None and cold_start is None and stock is None:
+        return None, ()
+    if buffer is None or cold_start is None:
+        missing, there = ("buffer", "cold_start") if buffer is None else ("cold_start", "buffer")
+        raise refuse(missing, None, f"given where {there if stock is None else 'stock'} is")
+    tau = si(cold_start, "seconds", "cold_start", minimum=0.0)
+    C = si(buffer, "bytes", "buffer", minimum=0.0)
+    Q0 = 0.5 * C if stock is None else si(stock, "bytes", "stock", minimum=0.0)
+    for name, value, number in (("cold_start", cold_start, tau), ("buffer", buffer, C)):
+        if math.isinf(number):
+            raise refuse(name, value, "a finite number")
+    if Q0 > C:
+        raise refuse("stock", stock, f"at most the buffer, {C:g} B (Q0 <= C)")
+    return (tau, C, Q0), shocks(flow, tau, C, Q0) if flow else ()
 
 
 def _critical_hit(nic: float, link: dict[str, float]) -> float | None:
@@ -334,71 +405,3 @@ def _critical_hit(nic: float, link: dict[str, float]) -> float | None:
         return None
     critical = float(fabric.critical_hit_rate(nic=nic, **link))
     return critical if 0 <= critical < 1 else None
-
-
-def _splits(
-    d: Deployment, isl: float, osl: float, gpus: int, hit: float, hit_decode: float, t_step: float
-) -> tuple[list[Split], list[float]]:
-    """Every split that leaves no room for one more worker, and what its two pools alone carry [req/s]."""
-    g_P, g_D = d.gpus_per_prefill_worker, d.gpus_per_decode_worker
-    n_P = np.arange(0, gpus + 1, g_P) if isl else np.zeros(1, int)
-    n_D = (gpus - n_P) // g_D * g_D if osl else np.zeros_like(n_P)
-    full = gpus - n_P - n_D < (g_P if isl else g_D)
-    n_P, n_D = n_P[full], n_D[full]
-    computed, moved = (1 - hit) * isl, (1 - hit_decode) * isl * d.kappa_store * bool(osl)
-    limits = {
-        "prefill": _per(n_P * d.r_P, computed),
-        "decode": _per(n_D * d.batch, osl * t_step),
-        "send": _per(_links(n_P, d.nic), moved),
-        "receive": _per(_links(n_D, d.nic), moved),
-        "fabric": _per(np.full(n_P.shape, d.fabric), moved),
-    }
-    rates = np.stack(list(limits.values()))
-    carried, binding, pools = rates.min(axis=0), rates.argmin(axis=0), rates[:2].min(axis=0)
-    names, top = list(limits), carried.max()
-    splits = [
-        Split(int(p), int(q), float(x), float(x / top), names[i])
-        for p, q, x, i in zip(n_P, n_D, carried, binding, strict=True)
-    ]
-    return splits, pools.tolist()
-
-
-def _links(gpus: np.ndarray, nic: float) -> np.ndarray:
-    """What the NICs of that many GPUs carry; none carry nothing, also where a NIC is infinite."""
-    return np.where(gpus > 0, np.maximum(gpus, 1) * nic, 0.0)
-
-
-def _per(capacity: np.ndarray, work: float) -> np.ndarray:
-    """Requests per second that `capacity` carries at `work` per request; without limit where there is no work."""
-    return capacity / work if work else np.full(capacity.shape, math.inf)
-
-
-def _length(value: Quantity, name: str) -> float:
-    tokens = si(value, "tokens", name, minimum=0.0)
-    if math.isinf(tokens):
-        raise refuse(name, value, "a finite number of tokens >= 0")
-    return tokens
-
-
-def _share(value: Quantity, name: str) -> float:
-    share = si(value, "1", name, minimum=0.0)
-    if share > 1:
-        raise refuse(name, value, "a share from 0 to 1")
-    return share
-
-
-def _fleet(gpus: Number, d: Deployment, isl: float, osl: float) -> int:
-    workers = [
-        f"a {pool} worker of {size}"
-        for pool, size, work in (
-            ("prefill", d.gpus_per_prefill_worker, isl),
-            ("decode", d.gpus_per_decode_worker, osl),
-        )
-        if work
-    ]
-    least = d.gpus_per_prefill_worker * bool(isl) + d.gpus_per_decode_worker * bool(osl)
-    if isinstance(gpus, bool) or not math.isfinite(gpus) or gpus != int(gpus) or gpus < least:
-        raise refuse("gpus", gpus, f"a whole number of GPUs >= {least}: {' and '.join(workers)}")
-    if gpus > MOST_GPUS:
-        raise refuse("gpus", gpus, f"at most {MOST_GPUS:,}: every whole split is looked at")
-    return int(gpus)

@@ -57,13 +57,14 @@ def run(args: argparse.Namespace) -> int:
         notes += [*file.notes, *(f"not represented: {part}" for part in file.unrepresented)]
     tuning = None if args.no_tune else Settings(steps=30, starts=4, realisations=1, unseen=1)
     report = operator_report(case, policy, name, tuning=tuning, notes=tuple(notes), progress=not args.json)
+    page = None
     if out:
         write_json(out / "report.json", report.to_dict())
         page = out / "report.html"
         part = page.with_suffix(".part")
         part.write_text(html(report), encoding="utf-8")
         part.replace(page)
-    show(args, report.to_dict(), lambda: "\n".join([str(report), *([f"\nPage: {page}"] if out else [])]))
+    show(args, report.to_dict(), lambda: "\n".join([str(report), *([f"\nPage: {page}"] if page else [])]))
     return 0 if next(iter(report.comparison.runs)) == name else 1
 
 
