@@ -9,6 +9,7 @@ A block is one vectorised call; blocks run side by side on threads, for XLA runs
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -38,7 +39,7 @@ def sweep(
     """`function` at every point.
 
     Arguments:
-        function: of one point, to an array or a pytree of arrays; JAX must be able to trace it. With `gradient` it
+        function: of one point, to an array or a pytree of arrays, hashable; JAX must be able to trace it. With `gradient` it
             returns one number.
         points: an array or a pytree of arrays (a `Policy`, a `Fleet`, a `Load` ...) with a leading axis over points.
         gradient: None; "forward" for few inputs (no memory); "reverse" for many (give `simulate(checkpoint=True)` for
@@ -63,7 +64,7 @@ def sweep(
     size = min(number, BLOCK[gradient] if block is None else block)
     if size < 1:
         raise refuse("block", block, "at least one point")
-    call = jax.jit(jax.vmap(_with_gradient(function, gradient)), compiler_options=compiler_options())
+    call = _vectorised(function, gradient)
     starts = range(0, number, size)
 
     def run(start: int) -> Any:
@@ -81,6 +82,12 @@ def sweep(
             parts.append(part)
             bar.update(size)
     return jax.tree.map(lambda *pieces: jnp.concatenate(pieces), *parts)
+
+
+@lru_cache(maxsize=32)
+def _vectorised(function: Callable[[Any], Any], gradient: str | None) -> Callable[[Any], Any]:
+    """The compiled batch; the same function object is compiled once."""
+    return jax.jit(jax.vmap(_with_gradient(function, gradient)), compiler_options=compiler_options())
 
 
 def _with_gradient(function: Callable[[Any], Any], gradient: str | None) -> Callable[[Any], Any]:
