@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from tqdm import tqdm
 
 from fluidq._callable import make_callable
@@ -21,11 +22,12 @@ from fluidq.workload import Workload
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs by name, cheapest first, the laws that ran, and why a law could not run; `str()` is the table."""
+    """Runs by name, cheapest first, the laws, why one could not run, and what to know; `str()` is the table."""
 
     runs: dict[str, Run]
     policies: dict[str, Policy]
     refused: dict[str, str]
+    notes: tuple[str, ...] = ()
 
     def rows(self) -> list[dict[str, Any]]:
         """One object per law; costs in GPU-hours, shares of the time that the buffer was full or empty."""
@@ -49,7 +51,12 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
-        return {"unit": "GPU-hours over the workload", "policies": self.rows(), "refused": dict(self.refused)}
+        return {
+            "unit": "GPU-hours over the workload",
+            "policies": self.rows(),
+            "refused": dict(self.refused),
+            "hints": list(self.notes),
+        }
 
     def __str__(self) -> str:
         head = ("policy", "cost", "GPU-hours", "SLO loss", "lost", "stalled", "in SLO", "actions", "full", "empty")
@@ -66,7 +73,9 @@ class Comparison:
             first, *rest = line
             return "  ".join([first.ljust(widths[0]), *(c.rjust(w) for c, w in zip(rest, widths[1:], strict=True))])
 
-        return "\n".join([*map(text, lines), *(f"{name}: not run: {why}" for name, why in self.refused.items())])
+        return "\n".join(
+            [*map(text, lines), *self.notes, *(f"{name}: not run: {why}" for name, why in self.refused.items())]
+        )
 
 
 def compare(
@@ -121,7 +130,20 @@ def compare(
     if not runs:
         raise InputError(f"no law could run: {'; '.join(f'{name}: {why}' for name, why in refused.items())}")
     order = sorted(runs, key=lambda name: float(runs[name].cost.cost))
-    return Comparison({name: runs[name] for name in order}, chosen, refused)
+    return Comparison({name: runs[name] for name in order}, chosen, refused, _blind(fleet, load))
+
+
+def _blind(fleet: Fleet, load: Load) -> tuple[str, ...]:
+    """Say so where the KV memory can never fill: a law that scales decode on its use then sees no overload."""
+    n = float(jnp.sum(load.requests))
+    each = float(jnp.sum(load.stored) + 0.5 * jnp.sum(load.output)) / n if n else 0.0
+    most = float(fleet.plant.batch) * each / float(fleet.kv_tokens())
+    if not 0 < most < 0.9:
+        return ()
+    return (
+        f"The batch limit fills {most:.0%} of the KV memory at this load's mean lengths: "
+        "laws that scale decode on KV use (dynamo, wva) see no overload there.",
+    )
 
 
 make_callable(__name__)

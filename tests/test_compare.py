@@ -76,7 +76,19 @@ def test_the_json_has_the_keys_that_others_read(result):
 def test_the_table_has_a_line_for_each(result):
     lines = str(result).splitlines()
     assert lines[0].split()[:2] == ["policy", "cost"]
-    assert [line.split()[0] for line in lines[1:]] == list(result.runs)
+    assert [line.split()[0] for line in lines[1 : 1 + len(result.runs)]] == list(result.runs)
+    assert lines[1 + len(result.runs) :] == list(result.notes)
+
+
+def test_kv_memory_that_cannot_fill_is_said(result, fleet, load):
+    """64 sequences of the mean length in 200,000 tokens of memory."""
+    (note,) = result.notes
+    share = float(note.split("fills ")[1].split("%")[0]) / 100
+    n = float(np.sum(load.requests))
+    tokens = float(np.sum(load.stored) + 0.5 * np.sum(load.output)) / n
+    assert share == pytest.approx(64 * tokens / float(fleet.plant.kv_capacity), abs=0.01)
+    tight = fleet.with_plant(kv_capacity=64 * tokens)
+    assert compare(tight, load, ["static"], progress=False).notes == ()
 
 
 def test_the_picture_draws(result, fleet, tmp_path):
