@@ -74,7 +74,7 @@ class Bound(Number):
 
 def sizing() -> list[Number]:
     """The split of a fleet and the fabric condition, in the article's case."""
-    plan = size(Deployment.preset("GLM-5.2", "B200", nic="400Gbps"), **SIZED)
+    plan = size(Deployment.preset("GLM-5.2", "B200", nic="400Gbps"), **SIZED)  # pyright: ignore[reportArgumentType]
     d, f = plan.deployment, plan.fabric
     assert plan.critical_hit is not None  # a finite NIC that a hit rate can fill
     return [
