@@ -225,7 +225,7 @@ def kv_tokens(store: Contents) -> Array:
 
 
 # An age at which nothing is left; beyond it derivatives would overflow.
-_OVER = 1e100
+_OVER = 1e18
 
 
 def _ages(store: Contents, t_step: Scalar, plant: Plant, dt: Scalar) -> Array:
