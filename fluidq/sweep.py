@@ -21,7 +21,10 @@ from fluidq._callable import make_callable
 from fluidq._errors import refuse, unknown
 from fluidq._xla import compiler_options
 
-MODES = ("forward", "reverse")
+MODES = ("forward", "reverse", "auto")
+
+# Inputs per point up to which forward mode is the cheaper one: it needs no memory, and its cost grows with them.
+FEW = 24
 
 # Points per block: the state of a loop over that many stays in the first-level cache (measured, see tests/benchmarks).
 BLOCK = {None: 256, "forward": 64, "reverse": 64}
@@ -39,11 +42,11 @@ def sweep(
     """`function` at every point.
 
     Arguments:
-        function: of one point, to an array or a pytree of arrays, hashable; JAX must be able to trace it. With `gradient` it
-            returns one number.
+        function: of one point, to an array or a pytree of arrays, hashable; JAX must be able to trace it. With
+            `gradient` it returns one number.
         points: an array or a pytree of arrays (a `Policy`, a `Fleet`, a `Load` ...) with a leading axis over points.
         gradient: None; "forward" for few inputs (no memory); "reverse" for many (give `simulate(checkpoint=True)` for
-            long horizons).
+            long horizons); "auto" for the one that suits the number of inputs.
         block: points per vectorised call. threads: blocks side by side; default: the cores.
         progress: a bar, on a terminal.
 
@@ -61,6 +64,9 @@ def sweep(
     (number,) = sizes.pop()
     if number == 0:
         raise refuse("points", "no points", "at least one")
+    if gradient == "auto":
+        inputs = sum(int(np.prod(jnp.shape(leaf)[1:])) for leaf in leaves)
+        gradient = "forward" if inputs <= FEW else "reverse"
     size = min(number, BLOCK[gradient] if block is None else block)
     if size < 1:
         raise refuse("block", block, "at least one point")

@@ -41,6 +41,8 @@ def test_a_sweep_is_the_loop_over_its_points(block, threads, one_by_one):
 def test_both_gradients_are_those_of_each_point(one_by_one):
     forward = sweep(cost, POINTS, gradient="forward", block=4)
     reverse = sweep(cost, POINTS, gradient="reverse", block=4)
+    chosen = sweep(cost, POINTS, gradient="auto", block=4)
+    assert np.array_equal(np.asarray(chosen[1]), np.asarray(forward[1])), "five inputs are few"
     expected = jax.jit(jax.jacfwd(cost))(POINTS[3])
     for values, slopes in (forward, reverse):
         np.testing.assert_allclose(np.asarray(values), one_by_one, rtol=1e-12)
