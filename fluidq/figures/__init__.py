@@ -2,7 +2,7 @@
 
 >>> from fluidq import figures
 >>> figures.names()
-('fluid-vs-requests', 'shock-map')
+('fluid-vs-requests', 'shock-map', 'topologies')
 """
 
 from collections.abc import Callable
@@ -11,13 +11,25 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fluidq._errors import InputError, unknown
-from fluidq.figures import _fluid_vs_requests, _shock_map
+from fluidq.figures import _fluid_vs_requests, _shock_map, _topologies
 from fluidq.figures._fluid_vs_requests import FluidVsRequests as FluidVsRequests
 from fluidq.figures._fluid_vs_requests import fluid_vs_requests as fluid_vs_requests
 from fluidq.figures._shock_map import ShockMap as ShockMap
 from fluidq.figures._shock_map import shock_map as shock_map
+from fluidq.figures._topologies import Topologies as Topologies
+from fluidq.figures._topologies import topologies as topologies
 
-__all__ = ["FluidVsRequests", "ShockMap", "build", "fluid_vs_requests", "listing", "names", "shock_map"]
+__all__ = [
+    "FluidVsRequests",
+    "ShockMap",
+    "Topologies",
+    "build",
+    "fluid_vs_requests",
+    "listing",
+    "names",
+    "shock_map",
+    "topologies",
+]
 
 
 class Built(Protocol):
@@ -55,6 +67,9 @@ REGISTRY = {
     ),
     "shock-map": Entry(
         _shock_map.shock_map, _shock_map.compute, _shock_map.PARAMETERS, _shock_map.SOURCE, _shock_map.PUBLISHED
+    ),
+    "topologies": Entry(
+        _topologies.topologies, _topologies.compute, _topologies.PARAMETERS, _topologies.SOURCE, _topologies.PUBLISHED
     ),
 }
 
