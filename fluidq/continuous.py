@@ -190,8 +190,8 @@ def solve(
         chain = pipeline.erlang(fleet.stages)
         chains = Asked(chain, chain)
     totals = Totals(nothing, nothing, none, none, none, none, none)
-    state = fleet.plant.empty(classes) if state is None else jax.tree.map(lambda x: jnp.asarray(x, float), state)
-    y = Y(state, totals, chains)
+    begin = fleet.plant.empty(classes) if state is None else jax.tree.map(lambda x: jnp.asarray(x, float), state)
+    y = Y(begin, totals, chains)
     setup = Setup(
         fleet=_arrays(fleet),
         objective=_arrays(objective or Objective()),

@@ -61,7 +61,9 @@ class Report:
         words = []
         if side:
             lost = self.minutes_lost[self.name]
-            words.append(f"{side.capitalize()} was the short side in {self.by_side[side]:.0f} of {lost:.0f} lost minutes.")
+            words.append(
+                f"{side.capitalize()} was the short side in {self.by_side[side]:.0f} of {lost:.0f} lost minutes."
+            )
         used = self.facts.limits[self.facts.binds]
         verdict = "more than there is" if used > 1 else "within what there is"
         words.append(f"The tightest limit of this law is {self.facts.binds}: {used:.2f} of it is used, {verdict}.")

@@ -27,7 +27,14 @@ from fluidq.workload import default_workload
 
 SOURCE = "computed here: fluidq.topologies on the default day; closed forms D21, D23, D28"
 # One engine for all: a GPU's prefill rate and step law, near the reference rates of the default day.
-PUBLISHED = {"r_P": 10_000.0, "batch": 64.0, "t_step_a": 0.02, "t_step_b": 1e-4, "t_step_c": 8e-9, "kappa": 95e3}
+PUBLISHED: dict[str, Any] = {
+    "r_P": 10_000.0,
+    "batch": 64.0,
+    "t_step_a": 0.02,
+    "t_step_b": 1e-4,
+    "t_step_c": 8e-9,
+    "kappa": 95e3,
+}
 PARAMETERS = ("gpus", "overlap", "saturation", "itl", "seed")
 HOUR, TICK = 3600.0, 15.0
 MICRO_BATCHES, ATTENTION_RATIO, LAYERS = 2.0, 0.25, 60.0
@@ -126,8 +133,8 @@ def compute(
 
 def _plant() -> Plant:
     """The hardware and engine of all systems: links and buffer that do not bind."""
-    return Plant(**PUBLISHED, capacity=100e9, nic_prefill=50e9, nic_decode=50e9, fabric=float("inf"),
-                 prefill_worker=1.0, decode_worker=1.0, place="prefill")  # fmt: skip
+    links: dict[str, Any] = {"nic_prefill": 50e9, "nic_decode": 50e9, "fabric": float("inf"), "capacity": 100e9}
+    return Plant(**PUBLISHED, **links, prefill_worker=1.0, decode_worker=1.0, place="prefill")
 
 
 def _systems(
