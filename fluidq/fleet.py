@@ -121,7 +121,7 @@ class Fleet(eqx.Module):
     def with_plant(self, **changes: Any) -> "Fleet":
         """The same fleet with some numbers of its plant changed (for sensitivities and sweeps)."""
         fields = {name: getattr(self.plant, name) for name in self.plant.__dataclass_fields__}
-        plant = Plant(**{**fields, **changes})
+        plant = type(self.plant)(**{**fields, **changes})
         return eqx.tree_at(lambda f: f.plant, self, plant)
 
     def kv_tokens(self) -> Scalar:

@@ -124,6 +124,30 @@ def test_temporal_aggregation_gives_the_output_of_two_pools_at_a_longer_tpot(isl
     assert gain * rates(isl, osl)[2] * 10.0 * osl == pytest.approx(output, rel=1e-9)
 
 
+def test_tokens_per_step_shorten_decode_and_not_the_step():
+    isl, osl, accept = 1155.0, 211.0, 1.7
+    t_step, _, _ = rates(isl, osl)
+    work = isl / PLANT.r_P + osl * t_step / (accept * PLANT.batch)  # D04
+    _, flows, felt = steady(Temporal.of(small_plant(accept=accept)), 300.0, isl, osl, 5.0, 5.0, 15.0)
+    assert float(flows.done.requests) / 15.0 == pytest.approx(10 / work, rel=1e-9)
+    assert float(felt.tpot) == pytest.approx(float(flows.t_step) / accept)
+
+
+@pytest.mark.parametrize("running", [0.0, 200.0, 300.0, 900.0])
+def test_prefill_and_decode_use_up_the_time_of_the_gpus_that_serve(running):
+    """Four ready GPUs, 256 places: with more sequences than that some GPUs drain, and only decode."""
+    plant, queue = Temporal.of(PLANT), Contents(500.0, 500e3, 500 * 100.0)
+    state = PlantState(queue, 500e3, NOTHING, Contents(running, running * 900.0, running * 60.0))
+    new, flows = step(*numbers(plant, state, NONE, 1.0, 3.0, 8.0))
+    serving = max(4.0, running / 64)
+    assert float(flows.serving) + 1.0 == pytest.approx(serving)
+    law = float(step_time(PLANT, Contents(*numbers(*state.active)), serving))
+    prefill, decode = float(flows.prefilled) / (PLANT.r_P * 8.0), serving * law / float(flows.t_step)
+    assert prefill + decode == pytest.approx(serving, rel=1e-12)
+    assert prefill > 0
+    assert float(new.active.requests) <= 256 * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("load", [0.1, 0.6, 0.95])
 def test_temporal_tpot_at_part_load_is_that_of_the_batch_then_running(load):
     isl, osl = 1155.0, 211.0
@@ -743,3 +767,10 @@ def test_one_system_of_the_figure_reaches_its_closed_form():
 def test_the_figure_refuses_what_it_cannot_draw(params, words):
     with pytest.raises(InputError, match=words):
         _topologies.compute(**params)
+
+
+def test_changing_a_number_keeps_the_system():
+    """A fleet of shared GPUs stays one when a number of its plant is changed."""
+    fleet = small_fleet(Temporal.of(small_plant()))
+    assert isinstance(fleet.with_plant(kappa=1e5).plant, Temporal)
+    assert float(fleet.with_plant(kappa=1e5).plant.kappa) == 1e5

@@ -26,7 +26,7 @@ class Temporal(Colocated):
 
     def frontier(self, load: Load) -> Frontier:
         """What prefill takes, decode has not."""
-        return capped(slope=1.0, steep=1.0, keep=load.keep)
+        return capped(slope=1.0, steep=0.0, keep=load.keep)
 
     def pause(self, load: Load) -> Array:
         """The rest of the running step, without other prompts."""
