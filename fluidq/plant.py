@@ -20,7 +20,7 @@ from jaxtyping import Array
 from fluidq._errors import refuse, unknown
 from fluidq._numerics import least, mean_decay, most, positive_part, ratio, share
 from fluidq._types import PerClass as Scalar
-from fluidq.formulas import aggregated
+from fluidq.formulas import aggregated, requests, stages
 
 # Requests in a batch that count as none [req].
 NEGLIGIBLE = 1e-12
@@ -206,17 +206,16 @@ def _add(*stores: Contents) -> Contents:
     return Contents(*(sum(part[1:], part[0]) for part in zip(*stores, strict=True)))
 
 
-def _less(store: Contents, part: Contents) -> Contents:
-    return Contents(*(positive_part(a - b) for a, b in zip(store, part, strict=True)))
-
-
 def step_time(plant: Plant, store: Contents, gpus: Scalar) -> Array:
-    """Decode step time [s] of the sequences in `store` spread over `gpus`: D07's law at D05's mean context, in totals.
+    """Decode step time [s] of the sequences in `store` spread over `gpus`: D07's law at D05's mean context.
 
-    a + b n/g + c (n/g) (s/n + (o/n - 1)+ / 2) = a + (b n + c (s + (o - n)+ / 2)) / g: one division, none by n.
+    Both laws are called with totals in place of means, so that nothing is divided by the number n of sequences:
+    n (s/n + (o/n - 1)+ / 2) = s + ((o - n + 1) - 1)+ / 2 tokens, and a + b n/g + c tokens/g.
     """
-    n, tokens = total(store.requests), total(store.stored) + 0.5 * positive_part(total(store.output - store.requests))
-    return plant.t_step_a + ratio(plant.t_step_b * n + plant.t_step_c * tokens, gpus)
+    n = total(store.requests)
+    tokens = requests.mean_context_fixed(isl=total(store.stored), osl=total(store.output) - n + 1.0)
+    law = {"t_step_a": plant.t_step_a, "t_step_b": plant.t_step_b * n, "t_step_c": plant.t_step_c}
+    return requests.step_time(**law, B=ratio(1.0, gpus), theta_ctx=tokens)
 
 
 def kv_tokens(store: Contents) -> Array:
@@ -233,7 +232,8 @@ def _ages(store: Contents, t_step: Scalar, plant: Plant, dt: Scalar) -> Array:
 
     Requests without output are through at once.
     """
-    return least(ratio((dt * plant.accept) * store.requests, store.output * t_step, empty=_OVER), _OVER)
+    work = stages.decode_time_constant(osl=store.output, t_step=t_step)  # of all n together
+    return least(ratio((dt * plant.accept) * store.requests, work, empty=_OVER), _OVER)
 
 
 def advance(
@@ -382,7 +382,8 @@ def latency(
         slots = least(slots, ratio(decode_gpus * plant.kv_capacity, each, empty=jnp.inf))
 
     def through_decode(stored: Scalar, output: Scalar) -> Array:
-        served = ratio(output * t_step, slots * plant.accept, empty=jnp.inf)
+        work = stages.decode_time_constant(osl=output, t_step=t_step)
+        served = ratio(work, slots * plant.accept, empty=jnp.inf)
         if after is None:
             return served
         return most(served, ratio(plant.crossing * stored, after, empty=jnp.inf))

@@ -45,7 +45,10 @@ class Load(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """How metrics reach the controller: `delay` seconds late (static), and not at all on `missing` ticks (ticks,)."""
+    """How metrics reach the controller: `delay` [s] late, and not at all on `missing` ticks, shape (ticks,).
+
+    The delay is static and acts in whole ticks, the nearest.
+    """
 
     delay: float = 0.0
     missing: Bool[Array, " ticks"] | Bool[np.ndarray, " ticks"] | None = None
@@ -224,16 +227,22 @@ def _checked_sampling(sampling: Sampling, ticks: int, interval: float) -> tuple[
 
 
 def _with_checked_delay(fleet: Fleet) -> Fleet:
-    """A cold start outside its static tick would be extrapolated silently: refuse it, also where it is traced."""
-    part = fleet.cold_start / fleet.interval - fleet.delay_ticks
-    wanted = "that of Fleet.make: the whole ticks in cold_start"
-    if fleet.stages:
-        return fleet  # the chain has no ticks
+    """A delay outside its static tick would be extrapolated silently: refuse it, also where it is traced."""
+    if not fleet.stages:  # an Erlang chain has no ticks
+        fleet = _with_checked_ticks(fleet, "cold_start", "delay_ticks")
+    return fleet if fleet.switch_delay is None else _with_checked_ticks(fleet, "switch_delay", "switch_ticks")
+
+
+def _with_checked_ticks(fleet: Fleet, delay: str, ticks: str) -> Fleet:
+    part = getattr(fleet, delay) / fleet.interval - getattr(fleet, ticks)
+    wanted = f"that of Fleet.make: the whole ticks in {delay}"
+    slack = 1e-9  # compiled, a whole number of ticks comes out beside it by a rounding
     if isinstance(part, Tracer):
-        sure = eqx.error_if(fleet.cold_start, (part < 0) | (part > 1), f"fleet.delay_ticks must be {wanted}")
-        return eqx.tree_at(lambda f: f.cold_start, fleet, sure)
-    if not 0 <= float(part) <= 1:
-        raise refuse("fleet.delay_ticks", fleet.delay_ticks, wanted)
+        outside = (part < -slack) | (part > 1 + slack)
+        sure = eqx.error_if(getattr(fleet, delay), outside, f"fleet.{ticks} must be {wanted}")
+        return eqx.tree_at(lambda f: getattr(f, delay), fleet, sure)
+    if not -slack <= float(part) <= 1 + slack:
+        raise refuse(f"fleet.{ticks}", getattr(fleet, ticks), wanted)
     return fleet
 
 

@@ -156,6 +156,15 @@ def test_the_verb_takes_policy_files_as_names(capsys, tmp_path, scenario):
     assert (tmp_path / "out" / "compare.png").stat().st_size > 5_000
 
 
+def test_what_a_policy_file_holds_and_fluidq_cannot_represent_is_said(capsys, tmp_path, scenario):
+    path = tmp_path / "planner.yaml"
+    write_policy(DynamoPlanner(max_gpu_budget=512.0), path)
+    path.write_text(path.read_text() + "tick_max_seconds: 3\n")
+    _, out = run(capsys, "--scenario", scenario, "--policies", f"{path},static", "--json")
+    (said,) = [note for note in json.loads(out)["notes"] if "tick_max_seconds" in note]
+    assert said.startswith(f"{path}: not represented: tick_max_seconds = 3")
+
+
 def test_the_verb_lists_and_refuses(capsys, tmp_path, scenario):
     _, out = run(capsys, "--list", "--json")
     assert [row["policy"] for row in json.loads(out)] == list(LAWS)

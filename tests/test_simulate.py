@@ -211,3 +211,24 @@ def test_another_number_is_no_other_compilation():
         other = Thresholds(prefill_up=0.6, prefill_down=0.05, decode_up=0.9, decode_down=0.5, ratio=0.4, step=4.0)
         simulate(small_fleet(cold_start=41.0), load, other, Objective(ttft=1.0), record=False)
     assert not [line for line in lines if "_run" in line]
+
+
+@pytest.mark.parametrize("delay", ["cold_start", "switch_delay"])
+def test_a_traced_delay_of_whole_ticks_is_taken_and_one_outside_its_tick_is_refused(delay):
+    """Compiled, 30 s over 15 s is 2 - 3e-17: a rounding is no delay of another tick."""
+    fleet = small_fleet(cold_start=30.0, switch_delay=30.0)
+
+    @eqx.filter_jit
+    def gpu_hours(seconds):
+        other = eqx.tree_at(lambda f: getattr(f, delay), fleet, seconds)
+        return simulate(other, constant(ticks=20), POLICY, record=False).cost.gpu_hours
+
+    for seconds in (30.0, 37.0, 45.0):
+        assert np.isfinite(float(gpu_hours(jnp.asarray(seconds))))
+    ticks = "delay_ticks" if delay == "cold_start" else "switch_ticks"
+    for seconds in (29.0, 46.0):
+        with pytest.raises(RuntimeError, match=f"fleet.{ticks} must be"):
+            jax.block_until_ready(gpu_hours(jnp.asarray(seconds)))
+        other = eqx.tree_at(lambda f: getattr(f, delay), fleet, seconds)
+        with pytest.raises(ValueError, match=f"fleet.{ticks} is 2; it must be that of Fleet.make"):
+            simulate(other, constant(ticks=20), POLICY, record=False)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fluidq._atomic import write_whole
 from fluidq._errors import InputError, refuse
 
 
@@ -26,22 +27,15 @@ def folder(name: str | None) -> Path | None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"--out {name!r} cannot be made a folder: {error.strerror}.") from None
+        raise InputError(f"--out {name!r} cannot be written: it cannot be made a folder: {error.strerror}.") from None
     if not os.access(path, os.W_OK):
         raise InputError(f"--out {name!r} cannot be written to; choose a folder of yours.")
     return path
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write next to the target and rename, so that an interruption leaves the old file or the new one."""
-    part = path.with_suffix(".part")
-    text = json.dumps(plain(data), indent=2) + "\n"
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise InputError(f"{path} cannot be written: {error.strerror}.") from None
+    """Write `data` as JSON, whole or not at all."""
+    write_whole(path, json.dumps(plain(data), indent=2) + "\n")
 
 
 def show(args: argparse.Namespace, data: Any, text: Callable[[], str]) -> None:

@@ -1,10 +1,10 @@
 """`fluidq bounds`: buffer and stock that survive a step of the mix, or what a law's own arithmetic allows."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from fluidq._errors import InputError, refuse
+from fluidq.commands._case import overrides, policy_of
 from fluidq.commands._common import folder, show, write_json
 
 HELP = "Least buffer and stock for mix steps, and what one step loses; or the limits of a policy."
@@ -85,26 +85,15 @@ def _policy(args: argparse.Namespace) -> int:
             f"--policy takes its numbers from the law, the fleet and the workload; leave out {', '.join(mixed)}, or "
             "leave out --policy for a step of the mix."
         )
-    from fluidq.laws import LAWS, law
     from fluidq.policies.facts import facts
-    from fluidq.scenario import build_case, read_scenario
+    from fluidq.scenario import build_case
 
     out = folder(args.out)
-    over = read_scenario(args.scenario)
-    if args.trace is not None:
-        over.setdefault("workload", {})["trace"] = args.trace
-    case = build_case(over, checked=True)
+    case = build_case(overrides(args), checked=True)
     data: dict[str, Any] = {"source": args.policy, "format": None, "policy_notes": [], "unrepresented": []}
     lines = [*case.notes]
-    if args.policy == "thresholds":
-        policy = case.policy
-    elif args.policy in LAWS or not ("." in args.policy or "/" in args.policy or Path(args.policy).is_file()):
-        policy = law(args.policy, case.fleet, case.objective)
-    else:
-        from fluidq.io.policies import read_policy
-
-        file = read_policy(args.policy, fleet=case.fleet, pool=args.pool)
-        policy = file.policy
+    policy, file = policy_of(args.policy, case, args.pool)
+    if file is not None:
         data |= {"format": file.format, "policy_notes": list(file.notes)}
         data["unrepresented"] = [{"where": w, "value": v, "reason": r} for w, v, r in file.unrepresented]
         lines += str(file).splitlines()

@@ -3,10 +3,11 @@
 import argparse
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from fluidq._errors import InputError, refuse
+from fluidq._atomic import write_whole
+from fluidq._errors import refuse
+from fluidq.commands._common import folder
 
 HELP = "Fit rates, step times, sizes and delays to benchmark results and Prometheus data; write a deployment file."
 EPILOG = (
@@ -74,11 +75,11 @@ def run(args: argparse.Namespace) -> int:
     )
     data = {**found.to_dict(), "toml": found.to_toml()}
     said = [str(found)]
-    if getattr(args, "out", None):
-        folder = Path(args.out)
-        _write(folder / "calibrate.json", json.dumps(data, indent=2, allow_nan=False) + "\n")
-        _write(folder / "deployment.toml", found.to_toml())
-        said.append(f"\n{folder / 'deployment.toml'} is written")
+    out = folder(getattr(args, "out", None))
+    if out:
+        write_whole(out / "calibrate.json", json.dumps(data, indent=2, allow_nan=False) + "\n")
+        write_whole(out / "deployment.toml", found.to_toml())
+        said.append(f"\n{out / 'deployment.toml'} is written")
     else:
         said += ["", found.to_toml()]
     print(json.dumps(data, indent=2, allow_nan=False) if args.json else "\n".join(said).rstrip())
@@ -159,14 +160,3 @@ def _moment(text: str | None, flag: str) -> float | None:
     if moment.tzinfo is None:
         raise refuse(flag, text, f"a time with its zone, such as {text}+00:00")
     return moment.timestamp()
-
-
-def _write(path: Path, text: str) -> None:
-    """Write next to the target and rename, so that an interruption leaves the old file or the new one."""
-    part = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        raise InputError(f"--out: {path} cannot be written: {error.strerror}.") from None

@@ -2,7 +2,7 @@
 
 import argparse
 
-from fluidq._errors import refuse
+from fluidq.commands._case import overrides, policy_of
 from fluidq.commands._common import folder, show, write_json
 
 HELP = "Run every autoscaler on the same workload and fleet, and put them side by side."
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0; raises InputError for an unknown law and for a law, trace or scenario that cannot be."""
-    from fluidq.laws import LAWS, law
+    from fluidq.laws import LAWS
 
     if args.list:
         rows = [{"policy": name, "what": law.words} for name, law in LAWS.items()]
@@ -31,36 +31,21 @@ def run(args: argparse.Namespace) -> int:
 
     from fluidq import plot
     from fluidq.compare import compare
-    from fluidq.scenario import build_case, read_scenario
+    from fluidq.scenario import build_case
 
     out = folder(args.out)
-    over = read_scenario(args.scenario)
-    if args.trace is not None:
-        over.setdefault("workload", {})["trace"] = args.trace
-    if args.seed is not None:
-        if not 0 <= args.seed < 2**63:
-            raise refuse("--seed", args.seed, "an integer from 0 to 2^63 - 1")
-        over.setdefault("workload", {})["seed"] = args.seed
-    case = build_case(over, checked=True)
+    case = build_case(overrides(args), checked=True)
     names = list(LAWS) if args.policies is None else [name.strip() for name in args.policies.split(",") if name.strip()]
-    chosen = {}
+    chosen, said = {}, []
     for name in names:
-        if name == "thresholds":
-            chosen[name] = case.policy
-        elif name in LAWS or not _is_file(name):
-            chosen[name] = law(name, case.fleet, case.objective)
-        else:
-            from fluidq.io.policies import read_policy
-
-            chosen[name] = read_policy(name, fleet=case.fleet, pool=args.pool).policy
+        chosen[name], file = policy_of(name, case, args.pool)
+        if file is not None:
+            said += [f"{name}: {note}" for note in file.notes]
+            said += [f"{name}: not represented: {part}" for part in file.unrepresented]
     result = compare(case.fleet, case.workload, chosen, case.objective, progress=not args.json)
-    data = {**result.to_dict(), "workload": case.workload_dict(), "phi": case.phi, "notes": case.notes}
+    data = {**result.to_dict(), "workload": case.workload_dict(), "phi": case.phi, "notes": [*case.notes, *said]}
     if out:
         write_json(out / "compare.json", data)
         plot.save(plot.comparison(result, case.fleet, case.objective), out / "compare.png")
-    show(args, data, lambda: "\n".join([*case.notes, "", str(result)]))
+    show(args, data, lambda: "\n".join([*case.notes, *said, "", str(result)]))
     return 0
-
-
-def _is_file(name: str) -> bool:
-    return "." in name or "/" in name

@@ -4,6 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
+from fluidq._atomic import write_whole
 from fluidq._errors import refuse
 
 HELP = "Write a commented scenario file, or its JSON schema."
@@ -30,8 +31,6 @@ def run(args: argparse.Namespace) -> int:
     if path.exists() and not args.force:
         raise refuse("FILE", name, "a new file, or give --force to overwrite it")
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    write_whole(path, text)
     print(f"{path} written")
     return 0

@@ -3,10 +3,10 @@
 import argparse
 import json
 import math
-from pathlib import Path
 from typing import Any
 
-from fluidq._errors import InputError
+from fluidq._atomic import write_whole
+from fluidq.commands._common import folder
 
 HELP = "Say what a trace, table, profile or benchmark file is and what it holds."
 EPILOG = "example: fluidq inspect AzureLLMInferenceTrace_conv.csv --json"
@@ -32,8 +32,9 @@ def run(args: argparse.Namespace) -> int:
     window = parse(args.window, "seconds", "--window", above=0.0)
     found = inspect_file(args.file, window)
     data = _plain(found.to_dict())
-    if getattr(args, "out", None):
-        _write(Path(args.out) / "inspect.json", data)
+    out = folder(getattr(args, "out", None))
+    if out:
+        write_whole(out / "inspect.json", json.dumps(data, indent=2, allow_nan=False) + "\n")
     print(json.dumps(data, indent=2, allow_nan=False) if args.json else found)
     return 0
 
@@ -45,14 +46,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _write(path: Path, data: Any) -> None:
-    """Write next to the target and rename, so that an interruption leaves the old file or the new one."""
-    part = path.with_suffix(".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(data, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        raise InputError(f"--out: {path} cannot be written: {error.strerror}.") from None

@@ -3,7 +3,9 @@
 import argparse
 from typing import Any
 
+from fluidq._atomic import write_whole
 from fluidq._errors import InputError, refuse
+from fluidq.commands._case import overrides, policy_of
 from fluidq.commands._common import folder, show, write_json
 
 HELP = "From a policy and a Prometheus export (or a trace) to one page: what happened, why, and what is better."
@@ -27,13 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exit code 0, or 1 where another law or other thresholds cost less; raises InputError for what cannot be read."""
     from fluidq.html_report import html
-    from fluidq.laws import LAWS, law
     from fluidq.operator_report import operator_report
-    from fluidq.scenario import build_case, read_scenario
+    from fluidq.scenario import build_case
     from fluidq.tune import Settings
 
     out = folder(args.out)
-    over = read_scenario(args.scenario)
+    over = overrides(args)
     notes: list[str] = []
     workload: Any = None
     if args.prometheus is not None:
@@ -41,19 +42,10 @@ def run(args: argparse.Namespace) -> int:
             raise refuse("--trace", args.trace, "left out where --prometheus is given")
         workload, notes = _observed(args.prometheus)
         over.setdefault("workload", {}).setdefault("load_scale", 1.0)
-    elif args.trace is not None:
-        over.setdefault("workload", {})["trace"] = args.trace
     case = build_case(over, checked=True, workload=workload)
     name = args.policy or "thresholds"
-    if name == "thresholds":
-        policy = case.policy
-    elif name in LAWS or not ("." in name or "/" in name):
-        policy = law(name, case.fleet, case.objective)
-    else:
-        from fluidq.io.policies import read_policy
-
-        file = read_policy(name, fleet=case.fleet)
-        policy = file.policy
+    policy, file = policy_of(name, case)
+    if file is not None:
         notes += [*file.notes, *(f"not represented: {part}" for part in file.unrepresented)]
     tuning = None if args.no_tune else Settings(steps=30, starts=4, realisations=1, unseen=1)
     report = operator_report(case, policy, name, tuning=tuning, notes=tuple(notes), progress=not args.json)
@@ -61,9 +53,7 @@ def run(args: argparse.Namespace) -> int:
     if out:
         write_json(out / "report.json", report.to_dict())
         page = out / "report.html"
-        part = page.with_suffix(".part")
-        part.write_text(html(report), encoding="utf-8")
-        part.replace(page)
+        write_whole(page, html(report))
     show(args, report.to_dict(), lambda: "\n".join([str(report), *([f"\nPage: {page}"] if page else [])]))
     return 0 if next(iter(report.comparison.runs)) == name else 1
 

@@ -2,7 +2,7 @@
 
 import argparse
 
-from fluidq._errors import refuse
+from fluidq.commands._case import overrides
 from fluidq.commands._common import folder, show, write_json
 
 HELP = "Tune the thresholds and the pool ratio of an autoscaler by gradient."
@@ -20,19 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exit code 0, or 1 where nothing better was found; raises InputError for a flag that cannot be."""
     from fluidq.report import tune_text  # heavy imports wait until they are needed, so that --help is quick
-    from fluidq.scenario import build_case, read_scenario
+    from fluidq.scenario import build_case
     from fluidq.tune import tune
 
     out = folder(args.out)
-    over = read_scenario(args.scenario)
-    if args.trace is not None:
-        over.setdefault("workload", {})["trace"] = args.trace
-    if args.seed is not None:
-        if not 0 <= args.seed < 2**63:
-            raise refuse("--seed", args.seed, "an integer from 0 to 2^63 - 1")
-        over.setdefault("workload", {})["seed"] = args.seed
-        over.setdefault("tune", {})["seed"] = args.seed
-    case = build_case(over, checked=True)
+    case = build_case(overrides(args, seeded=("workload", "tune")), checked=True)
     result = tune(case.fleet, case.workload, case.policy, case.objective, case.settings, progress=not args.json)
     data = {**result.to_dict(), "workload": case.workload_dict(), "phi": case.phi, "notes": case.notes}
     if out:

@@ -2,10 +2,9 @@
 
 import argparse
 import json
-from pathlib import Path
-from typing import Any
 
-from fluidq._errors import InputError
+from fluidq._atomic import write_whole
+from fluidq.commands._common import folder
 
 HELP = "Check the balance and the predicted request rate on a table of published deployments."
 EPILOG = (
@@ -43,19 +42,9 @@ def run(args: argparse.Namespace) -> int:
 
     report = validate(args.deployments, args.reference)
     data = report.to_dict()
-    if getattr(args, "out", None):
-        _write(Path(args.out) / "validate.json", data)
+    out = folder(getattr(args, "out", None))
+    if out:
+        write_whole(out / "validate.json", json.dumps(data, indent=2, allow_nan=False) + "\n")
     print(json.dumps(data, indent=2, allow_nan=False) if args.json else report)
     judged = data["balance_expected"]["rows"] + data["leave_one_out"]["rows"]
     return 0 if judged else 1
-
-
-def _write(path: Path, data: Any) -> None:
-    """Write next to the target and rename, so that an interruption leaves the old file or the new one."""
-    part = path.with_suffix(".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(data, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        raise InputError(f"--out: {path} cannot be written: {error.strerror}.") from None

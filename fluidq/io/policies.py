@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from fluidq._atomic import write_whole
 from fluidq._errors import InputError, refuse, unknown
 from fluidq.fleet import Fleet
 from fluidq.io import _policy_aibrix as aibrix
@@ -151,7 +152,7 @@ def write_policy(policy: PolicyFile | Policy, path: PathLike, format: str | None
     if kind == "yaml" and target.suffix.lower() == ".json":
         kind = "json"
     same_text = given is not None and kind == given.kind and documents == list(given.document)
-    _write(target, given.text if given and same_text else text.dump(kind, documents))
+    write_whole(target, given.text if given and same_text else text.dump(kind, documents))
     return lost
 
 
@@ -195,13 +196,3 @@ def _check_footprint(policy: PerPool, fleet: Fleet) -> None:
         raise InputError(
             f"{', '.join(words)}: {floor:g} GPUs at least, over the fleet's budget of {float(fleet.budget):g}."
         )
-
-
-def _write(target: Path, words: str) -> None:
-    part = target.with_name(target.name + ".part")
-    try:
-        part.write_text(words, encoding="utf-8", newline="")
-        part.replace(target)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise InputError(f"{target} cannot be written: {error.strerror}.") from None

@@ -1,5 +1,6 @@
 """What both of llm-d's analysers share: the reports of a minute, the published size, and the HPA that actuates it."""
 
+import abc
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -74,10 +75,11 @@ class WVA(Policy):
     GLOBAL_OPT_INTERVAL: eqx.AbstractVar[float]
     sync_period: eqx.AbstractVar[float]
 
+    @abc.abstractmethod
     def _targets(
         self, own: list[Any], uses: list[Use], pools: list[Pool], reading: Reading, fleet: Fleet, width: Scalar | None
     ) -> tuple[list[Any], list[Array]]:
-        raise NotImplementedError
+        """Sizes for both pools and the sizes to publish, from the uses of the last minute."""
 
     def _own(self, fleet: Fleet) -> Any:
         return None

@@ -4,6 +4,7 @@ The window value is the mean over the pods. APA multiplies it by their number; K
 times the target get ceil(1.5) = 2. `form` says which of the two a KPA does.
 """
 
+import abc
 import math
 from typing import ClassVar, NamedTuple
 
@@ -57,9 +58,9 @@ class _AIBrix(PoolLaw):
     scale_down_cooldown_window: eqx.AbstractVar[float]
     resync: eqx.AbstractVar[float]
 
+    @abc.abstractmethod
     def recommend(self, values: Array, pods: Scalar, fleet: Fleet, width: Scalar | None) -> tuple[Array, Array]:
         """Replicas for these window values, and whether anything is known."""
-        raise NotImplementedError
 
     def _window(self) -> float:
         return 0.0

@@ -5,6 +5,7 @@ and holds, and returns the workers it asks for; the engine actuates them, a cold
 (windows, counters, clocks) is a pytree that the engine carries for it.
 """
 
+import abc
 import math
 from typing import Any, ClassVar, NamedTuple
 
@@ -114,9 +115,9 @@ class Policy(eqx.Module):
         """The law's memory before the first tick: a pytree of arrays, or None."""
         return None
 
+    @abc.abstractmethod
     def decide(self, memory: Any, reading: Reading, fleet: Fleet, width: Scalar | None) -> tuple[Any, Asked]:
         """One tick: the new memory, and the workers asked for. `width=None` is the hard law."""
-        raise NotImplementedError
 
 
 def split(gpus: Scalar, ratio: Scalar, fleet: Fleet, width: Scalar | None) -> Asked:

@@ -1,5 +1,6 @@
 """Autoscalers that scale one target each: one law per pool, each blind to the other."""
 
+import abc
 from typing import Any
 
 import equinox as eqx
@@ -22,25 +23,25 @@ class PoolLaw(eqx.Module):
     def check(self, pool: str, fleet: Fleet) -> None:
         """Raise InputError where the law cannot run on this pool of this fleet."""
 
+    @abc.abstractmethod
     def start(self, fleet: Fleet, asked: Scalar) -> Any:
         """The memory before the first tick, with `asked` workers."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def decide(
         self, memory: Any, reading: Reading, pool: Pool, fleet: Fleet, width: Scalar | None
     ) -> tuple[Any, Array]:
         """One tick: the new memory, and the workers asked for."""
-        raise NotImplementedError
 
     @property
+    @abc.abstractmethod
     def period(self) -> float:
         """Seconds between two decisions of the product's own loop."""
-        raise NotImplementedError
 
     @property
+    @abc.abstractmethod
     def detection_delay(self) -> float:
         """Worst case from a change of the load to the decision, by the law's own clock [s]."""
-        raise NotImplementedError
 
     def gain(self, pool: str, fleet: Fleet, mix: Mix) -> Scalar | None:
         """D18's g [1/s]; 0.0 for a law that looks at no stock, None for one that is not proportional to it."""

@@ -8,6 +8,7 @@ the batch has places and the frontier allows; decode has what that leaves.
 Source: D21, D23; theory, group 5.
 """
 
+import abc
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -66,9 +67,9 @@ class Colocated(Plant):
         super().check()
         self._require("itl", 0.0, most=1e9, open_below=True)
 
+    @abc.abstractmethod
     def frontier(self, load: Load) -> Frontier:
         """How prefill and decode share a GPU at this load."""
-        raise NotImplementedError
 
     def decode_step(self, law: Scalar, batch: Scalar) -> Array:
         """Decode step [s] of `batch` sequences on a GPU without prefill beside it; `law` is the plant's [s]."""

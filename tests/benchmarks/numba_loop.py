@@ -30,6 +30,7 @@ def flow(y, come, n_P, n_D, plant, h):
     """
     x_n, x_s, x_o, work0, q_n, q_s, q_o, b_n, b_s, b_o = y
     r_P, batch, a, b, c, kappa, capacity, nic_P, nic_D, fabric = plant[:10]
+    memory = plant[12]
     n, comp, stored, out = come
     serving = max(n_D, b_n / batch)
     context = b_s / b_n + 0.5 * max(b_o / b_n - 1.0, 0.0) if b_n > 0 else 0.0
@@ -39,14 +40,18 @@ def flow(y, come, n_P, n_D, plant, h):
     link = n_D * nic_D * h
     keep_q = _kept(q_o / q_n * t, h)[1] if q_n > 0 else 0.0
     q_bytes = kappa * q_s
-    admit = min(_share(slots, q_n * keep_q), _share(link, q_bytes))
+    space = max(n_D * memory - keep_old * (b_s + 0.5 * b_o), 0.0)
+    q_tokens = keep_q * (q_s + 0.5 * q_o)
+    admit = min(_share(slots, q_n * keep_q), _share(space, q_tokens), _share(link, q_bytes))
     slots_left = max(slots - admit * q_n * keep_q, 0.0)
     link_left = max(link - admit * q_bytes, 0.0)
     y_n, y_s, y_o, work = x_n + n, x_s + stored, x_o + out, work0 + comp
     keep_y = _kept(y_o / y_n * t, h)[1] if y_n > 0 else 0.0
     y_bytes = kappa * y_s
     could = min(_share(n_P * r_P * h, work), _share(min(n_P * nic_P, fabric) * h, y_bytes))
+    space_left = max(space - admit * q_tokens, 0.0)
     through = min(_share(slots_left, y_n * keep_y), _share(link_left, y_bytes))
+    through = min(through, _share(space_left, keep_y * (y_s + 0.5 * y_o)))
     room = max(capacity - (1 - admit) * q_bytes, 0.0)
     fits = through + (room / y_bytes if y_bytes > 0 else 1.0)
     moved = min(could, fits)
@@ -94,10 +99,12 @@ def resize(gpus, y, ready_P, ready_D, pending, policy, plant, fleet, step):
 @njit(inline="always")
 def late(y, come, n_P, n_D, done, t, plant, prices):
     """Late requests of a tick, over either limit."""
-    r_P, batch, _, _, _, kappa, _, nic_P, nic_D, fabric, g_P, g_D = plant
+    r_P, batch, _, _, _, kappa, _, nic_P, nic_D, fabric, g_P, g_D, memory = plant
     ttft_limit, tpot_limit, _, _, ttft_spread, tpot_spread, _ = prices
     n, comp, stored, _ = come
     stock = both = 0.0
+    if y[7] > 0:  # slots that the memory leaves at the mean KV of a sequence
+        batch = min(batch, memory / ((y[8] + 0.5 * y[9]) / y[7]))
     if n_D > 0:
         stock = max(y[6] * t / (n_D * batch), kappa * y[5] / (n_D * nic_D))
         both = max((y[6] + y[2]) * t / (n_D * batch), kappa * (y[5] + y[1]) / (n_D * nic_D))
@@ -164,7 +171,8 @@ def inputs(case, fleet, load, policies):
     thresholds = np.stack([np.asarray(x) for x in fields], axis=1)
     loads = np.stack([np.asarray(x) for x in load], axis=1)
     rates = (p.r_P, p.batch, p.t_step_a, p.t_step_b, p.t_step_c, p.kappa, p.capacity, p.nic_prefill, p.nic_decode)
-    plant = tuple(map(float, (*rates, min(float(p.fabric), 1e300), p.prefill_worker, p.decode_worker)))
+    memory = 1e300 if p.kv_capacity is None else p.kv_capacity
+    plant = tuple(map(float, (*rates, min(float(p.fabric), 1e300), p.prefill_worker, p.decode_worker, memory)))
     limits = (fleet.cold_start, fleet.budget, fleet.initial_gpus, fleet.request_gpu_seconds, fleet.min_workers)
     limits = tuple(map(float, (*limits, fleet.interval, fleet.substeps)))
     prices = (o.ttft, o.tpot, o.late_weight, o.stalled_weight, o.ttft_spread, o.tpot_spread, case.policy.step)

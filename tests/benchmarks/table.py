@@ -106,6 +106,9 @@ def measure(batch: int) -> dict[str, Any]:
     t_hard = timed(lambda: sweep(hard, points, **quiet))
     t_relaxed = timed(lambda: sweep(relaxed, points[:, :4], **quiet))
     t_grad4 = timed(lambda: sweep(relaxed, points[:, :4], gradient="forward", **quiet))
+    some, apart = points[:128], jax.jit(jax.vmap(hard), compiler_options=compiler_options())
+    fused = jax.jit(jax.vmap(hard))
+    gain = timed(lambda: fused(some), repeats=1) / timed(lambda: apart(some))
     one = jax.jit(hard, compiler_options=compiler_options())
     t_one = timed(lambda: one(origin), repeats=5)
     policies = jax.vmap(lambda u: from_coordinates(u, case.policy))(points)
@@ -115,6 +118,7 @@ def measure(batch: int) -> dict[str, Any]:
         "policy_days_per_s": batch / t_hard,
         "relaxed_policy_days_per_s": batch / t_relaxed,
         "single_policy_day_s": t_one,
+        "compiler_options_gain": gain,
         "grad4_over_forward": t_grad4 / t_relaxed,
         "grad1000_over_forward": neural_ratio(case, fleet, load),
         "first_gradient_s": first,
