@@ -24,7 +24,7 @@ from jaxtyping import Array
 
 from fluidq._errors import refuse, unknown
 from fluidq._numerics import Scalar, least, most, positive_part
-from fluidq.formulas import requests
+from fluidq.formulas import requests, stages
 from fluidq.plant import Plant
 
 NAMES = ("none", "mmc", "mgc", "kimura")
@@ -76,7 +76,7 @@ def correction(
 
     Arguments:
         name: one of `NAMES`.
-        rate: arrivals [req/s], >= 0. service_time: of one request on one server [s], > 0.
+        rate: arrivals [req/s], >= 0. service_time: of one request on one server [s], > 0; traced, also 0.
         servers: c > 0, whole or not; 0 servers make every request wait for ever.
         scv_arrival, scv_service: variance over squared mean of the gaps and of the service times [-], >= 0.
 
@@ -97,9 +97,12 @@ def correction(
         return jnp.zeros(jnp.broadcast_shapes(rate.shape, s.shape, c.shape))
     if name == "mmc":
         ca = cs = jnp.ones(())
+    # Requests of no length (an empty tick, no output) take no service and wait for none: 0, with derivative 0.
+    served = s > 0
+    s = jnp.where(served, s, 1.0)
     some = c > 0
     c = jnp.where(some, c, 1.0)
-    a = rate * s
+    a = jnp.where(served, rate, 0.0) * s
     shape = _steadiness(a / c, c, cs) if name == "kimura" else 1.0
     if horizon is None:
         stable = a < c
@@ -108,7 +111,8 @@ def correction(
     else:
         wait = shape * _built_up(rate, s, c, ca + cs, jnp.asarray(horizon, dtype=float))
     # Exactly 0 without load, and yet with the slope there (one server: the first request is in the second one's way).
-    return jnp.where(some, jnp.where(a > 0, wait, wait - stop_gradient(wait)), jnp.inf)
+    wait = jnp.where(a > 0, wait, wait - stop_gradient(wait))
+    return jnp.where(some, jnp.where(served, wait, 0.0), jnp.inf)
 
 
 def _steadiness(rho: Array, c: Array, scv: Array) -> Array:
@@ -163,7 +167,8 @@ def of_plant(
     slots = jnp.asarray(decode_gpus) * plant.batch
     law = {"t_step_a": plant.t_step_a, "t_step_b": plant.t_step_b, "t_step_c": plant.t_step_c}
     context = requests.mean_context_fixed(isl=isl_stored, osl=osl)
-    decode_service = osl * requests.step_time(**law, B=plant.batch, theta_ctx=context) / plant.accept
+    full = requests.step_time(**law, B=plant.batch, theta_ctx=context)
+    decode_service = stages.decode_time_constant(osl=osl, t_step=full) / plant.accept
     prefill = correction(name, rate, prefill_service, prefill_servers, scv_arrival, scv_isl, horizon=horizon)
     # The slots' queue is fed by the prefill pool; its gaps are taken to be as irregular as the arrivals.
     decode = correction(name, rate, decode_service, slots, scv_arrival, scv_osl, horizon=horizon)

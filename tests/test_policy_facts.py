@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from fluidq.policies import Policy, Thresholds
+from fluidq.policies import Asked, Policy, Thresholds
 from fluidq.policies._demand import unit_times
 from fluidq.policies.balance import BalanceTracking
 from fluidq.policies.dynamo import DynamoPlanner
@@ -33,6 +33,9 @@ class Law(Policy):
 
     def gain(self, fleet, mix):
         return self.stated
+
+    def decide(self, memory, reading, fleet, width):
+        return memory, Asked(reading.prefill_asked, reading.decode_asked)
 
 
 def test_the_reaction_budget_is_detection_plus_cold_start_against_the_time_to_a_boundary():

@@ -221,3 +221,25 @@ def test_bad_input_is_refused(change, words):
     with pytest.raises(InputError) as caught:
         waiting.correction(**{**good, **change})
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["mmc", "mgc", "kimura"])
+@pytest.mark.parametrize("lengths", [(0.0, 0.0), (1000.0, 0.0), (0.0, 200.0)])
+@pytest.mark.parametrize("rate", [0.0, 20.0])
+def test_requests_of_no_length_wait_for_none_and_have_finite_slopes_in_both_modes(name, lengths, rate):
+    """An empty tick has no mean lengths, and a prompt may have no output: 0 / 0 in neither value nor slope."""
+    plant = small_plant()
+
+    def waits(x):
+        isl, osl = x[0] * lengths[0], x[1] * lengths[1]
+        sizes = {"prefill_gpus": 4.0 * x[2], "decode_gpus": 4.0 * x[2], "horizon": 60.0}
+        got = waiting.of_plant(name, plant, rate=rate * x[3], isl_computed=isl, isl_stored=isl, osl=osl, **sizes)
+        return jnp.stack(got)
+
+    at = jnp.ones(4)
+    values = np.asarray(jax.jit(waits)(at))
+    assert np.all(np.isfinite(values))
+    assert np.all(values[np.array(lengths) == 0] == 0.0)
+    forward, reverse = np.asarray(jax.jit(jax.jacfwd(waits))(at)), np.asarray(jax.jit(jax.jacrev(waits))(at))
+    assert np.all(np.isfinite(forward))
+    np.testing.assert_allclose(reverse, forward, rtol=1e-9, atol=1e-30)
