@@ -3,10 +3,13 @@
 import argparse
 from typing import Any
 
+from fluidq._bounds import columns
 from fluidq.commands._common import folder, show
 
-HELP = "Draw a figure by name; without a name, list them."
+HELP = "Draw a figure by name, with its published values and ours; without a name, list them."
 EPILOG = "example: fluidq figure shock-map --capacity 150GB --stock 75GB --tau-max 1800s --out figures"
+
+EVIDENCE = {"primary": "", "secondary": " (secondary account)", "own": " (recorded in the theory)"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         show(
             args,
             listing,
-            lambda: "\n".join(f"{f['name']:<14} worst error {f['worst_error']:.1e}  {f['source']}" for f in listing),
+            lambda: columns([(f["name"], f"worst error {f['worst_error']:.1e}", f["source"]) for f in listing], ""),
         )
         return 0
     given: dict[str, Any] = {}
@@ -47,5 +50,24 @@ def run(args: argparse.Namespace) -> int:
     assert out is not None
     path = out / f"{args.name}.{args.format}"
     built = figures.build(args.name, path, **given)
-    show(args, {**built, "file": str(path)}, lambda: f"{path}: worst error {built['worst_error']:.1e}")
+    show(args, {**built, "file": str(path)}, lambda: _told(str(path), built))
     return 0
+
+
+def _told(path: str, built: dict[str, Any]) -> str:
+    """The file, what to see in it, every published value with ours, and the worst error."""
+    rows = [
+        (
+            mark["verdict"],
+            f"{mark['published']:,.6g}",
+            f"{mark['ours']:,.6g}",
+            f"{mark['gap']:+.2%}" if mark["kind"] == "value" else f"{mark['kind']}, {mark['gap']:+.2%}",
+            f"{mark['what']} [{mark['unit']}]{EVIDENCE[mark['evidence']]}{'; ' + mark['note'] if mark['note'] else ''}",
+        )
+        for mark in built.get("marks", [])
+    ]
+    table = [columns([("", "published", "ours", "error", ""), *rows], "  ")] if rows else []
+    worst = f"worst error {built['worst_error']:.1e}" + (
+        f": {built['worst']}" if built.get("worst_error") and "worst" in built else ""
+    )
+    return "\n".join([f"{path}: {worst}", built["caption"], *table])

@@ -1,19 +1,45 @@
-"""Figures by name. Each knows its source and its published values, and judges itself against the closed form.
+"""Figures by name. Each knows its source and its published values, and says how far off ours are.
 
 >>> from fluidq import figures
->>> figures.names()
-('fluid-vs-requests', 'shock-map', 'topologies')
+>>> figures.names()[:4]
+('afd-ratio', 'balance', 'cold-start', 'crossover')
+>>> built = figures.build("fabric-margin")
+>>> built["worst_error"] < 1e-3, built["misses"]
+(True, [])
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 from fluidq._errors import InputError, unknown
-from fluidq.figures import _fluid_vs_requests, _shock_map, _topologies
+from fluidq.figures import (
+    _afd,
+    _balance,
+    _cold_start,
+    _crossover,
+    _deepep,
+    _deepseek_day,
+    _distserve,
+    _fabric_margin,
+    _fluid_vs_requests,
+    _kv_per_token,
+    _limit_cycle,
+    _measured_splits,
+    _mooncake,
+    _sarathi,
+    _shock_map,
+    _splitwise,
+    _taichi,
+    _topologies,
+)
+from fluidq.figures._canvas import sheet
 from fluidq.figures._fluid_vs_requests import FluidVsRequests as FluidVsRequests
 from fluidq.figures._fluid_vs_requests import fluid_vs_requests as fluid_vs_requests
+from fluidq.figures._overlay import Mark as Mark
+from fluidq.figures._overlay import Reproduced as Reproduced
 from fluidq.figures._shock_map import ShockMap as ShockMap
 from fluidq.figures._shock_map import shock_map as shock_map
 from fluidq.figures._topologies import Topologies as Topologies
@@ -21,6 +47,8 @@ from fluidq.figures._topologies import topologies as topologies
 
 __all__ = [
     "FluidVsRequests",
+    "Mark",
+    "Reproduced",
     "ShockMap",
     "Topologies",
     "build",
@@ -47,29 +75,68 @@ class Entry:
         data: the same numbers without the drawing.
         parameters: names that both take.
         source: where it was published.
-        published: values that the source states, in SI units; the defaults are these.
+        caption: one sentence, what to see.
+        published: values that the source states, in SI units, which are the defaults; None where its marks have them.
     """
 
     draw: Callable[..., Built]
     data: Callable[..., Built]
     parameters: tuple[str, ...]
     source: str
-    published: dict[str, float]
+    caption: str
+    published: dict[str, float] | None = None
+
+
+def _reproduced(module: ModuleType) -> Entry:
+    """A figure of published values: its module computes and paints, the sheet and the file are the same for all."""
+
+    def draw(path: str | Path | None = None) -> Reproduced:
+        data = module.compute()
+        width, height = module.SIZE
+        with sheet(width, height, path) as figure:
+            module.paint(figure, data)
+        return replace(data, figure=figure)
+
+    return Entry(draw, module.compute, (), module.SOURCE, module.CAPTION)
+
+
+def _computed(module: ModuleType, draw: Callable[..., Built], caption: str) -> Entry:
+    return Entry(draw, module.compute, module.PARAMETERS, module.SOURCE, caption, module.PUBLISHED)
 
 
 REGISTRY = {
-    "fluid-vs-requests": Entry(
-        _fluid_vs_requests.fluid_vs_requests,
-        _fluid_vs_requests.compute,
-        _fluid_vs_requests.PARAMETERS,
-        _fluid_vs_requests.SOURCE,
-        _fluid_vs_requests.PUBLISHED,
+    "afd-ratio": _reproduced(_afd),
+    "balance": _reproduced(_balance),
+    "cold-start": _reproduced(_cold_start),
+    "crossover": _reproduced(_crossover),
+    "deepep": _reproduced(_deepep),
+    "deepseek-day": _reproduced(_deepseek_day),
+    "distserve": _reproduced(_distserve),
+    "fabric-margin": _reproduced(_fabric_margin),
+    "fluid-vs-requests": _computed(
+        _fluid_vs_requests,
+        fluid_vs_requests,
+        "The fluid misses the wait of whole requests below capacity; a closed form for queues of many servers adds it, "
+        "and what is left falls with the size of the fleet.",
     ),
-    "shock-map": Entry(
-        _shock_map.shock_map, _shock_map.compute, _shock_map.PARAMETERS, _shock_map.SOURCE, _shock_map.PUBLISHED
+    "kv-per-token": _reproduced(_kv_per_token),
+    "limit-cycle": _reproduced(_limit_cycle),
+    "measured-splits": _reproduced(_measured_splits),
+    "mooncake": _reproduced(_mooncake),
+    "sarathi": _reproduced(_sarathi),
+    "shock-map": _computed(
+        _shock_map,
+        shock_map,
+        "Steps below the curves are absorbed by stock or headroom until the resize lands; above them a share of the "
+        "flow is stranded that grows with the step and the cold start.",
     ),
-    "topologies": Entry(
-        _topologies.topologies, _topologies.compute, _topologies.PARAMETERS, _topologies.SOURCE, _topologies.PUBLISHED
+    "splitwise": _reproduced(_splitwise),
+    "taichi": _reproduced(_taichi),
+    "topologies": _computed(
+        _topologies,
+        topologies,
+        "On the same GPUs and the same day two pools keep the time per token flat, shared GPUs keep the wait short; "
+        "each simulated throughput is its closed form.",
     ),
 }
 
@@ -80,18 +147,22 @@ def names() -> tuple[str, ...]:
 
 
 def listing() -> list[dict[str, Any]]:
-    """Every figure with its source, its published values and the worst error of its default, computed now."""
-    return [
-        {
-            "name": name,
-            "source": entry.source,
-            "published": entry.published,
-            "parameters": list(entry.parameters),
-            "worst_error": entry.data().to_dict()["worst_error"],
-        }
-        for name in names()
-        for entry in (REGISTRY[name],)
-    ]
+    """Every figure: source, caption, published values, and the worst error of its default, computed now."""
+    return [_line(name, entry) for name in names() for entry in (REGISTRY[name],)]
+
+
+def _line(name: str, entry: Entry) -> dict[str, Any]:
+    told = entry.data().to_dict()
+    published = {m["what"]: m["published"] for m in told["marks"]} if entry.published is None else entry.published
+    return {
+        "name": name,
+        "source": entry.source,
+        "caption": entry.caption,
+        "published": published,
+        "parameters": list(entry.parameters),
+        "worst_error": told["worst_error"],
+        "misses": told.get("misses", []),
+    }
 
 
 def build(name: str, path: str | Path | None = None, **params: Any) -> dict[str, Any]:
@@ -110,4 +181,5 @@ def build(name: str, path: str | Path | None = None, **params: Any) -> dict[str,
         built = entry.draw(path, **params)
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror or error}.") from None
-    return {"name": name, "source": entry.source, "published": entry.published, **built.to_dict()}
+    told = {"name": name, "source": entry.source, "caption": entry.caption, **built.to_dict()}
+    return told if entry.published is None else {**told, "published": entry.published}
