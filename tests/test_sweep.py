@@ -7,21 +7,22 @@ import pytest
 
 from fluidq.policies import Thresholds
 from fluidq.simulate import load_of, simulate
+from fluidq.space import make_space
 from fluidq.sweep import sweep
-from fluidq.tune import from_coordinates, to_coordinates
 from fluidq.workload import default_workload
 from tests.helpers import small_fleet
 
 POLICY = Thresholds(prefill_up=0.5, prefill_down=0.05, decode_up=0.9, decode_down=0.5, ratio=0.5, step=4.0)
+SPACE = make_space(POLICY)
 LOAD = load_of(default_workload(seed=1).slice(0, 3600).scaled(1.5), 15.0)
 
 
 def cost(u):
-    policy = from_coordinates(u, POLICY)
+    policy, _ = SPACE.at(u)
     return simulate(small_fleet(), LOAD, policy, width=0.7, record=False).cost.cost
 
 
-POINTS = to_coordinates(POLICY)[None] + 0.3 * jax.random.normal(jax.random.key(0), (11, 5))
+POINTS = SPACE.start()[None] + 0.3 * jax.random.normal(jax.random.key(0), (11, 5))
 
 
 @pytest.fixture(scope="module")
