@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from fluidq import policies as policies
     from fluidq import topologies as topologies
     from fluidq import waiting as waiting
+    from fluidq import watched as watched
     from fluidq._errors import InputError as InputError
     from fluidq._xla import compiler_options as compiler_options
+    from fluidq.certificate import certify as certify
+    from fluidq.clairvoyant import clairvoyant as clairvoyant
     from fluidq.compare import compare as compare
     from fluidq.deployment import Deployment as Deployment
     from fluidq.fleet import Fleet as Fleet
@@ -34,10 +37,14 @@ if TYPE_CHECKING:
     from fluidq.replay import replay as replay
     from fluidq.scenario import build_case as build_case
     from fluidq.scenario import read_scenario as read_scenario
+    from fluidq.sensitivity import sensitivity as sensitivity
     from fluidq.simulate import simulate as simulate
     from fluidq.sizing import bounds as bounds
     from fluidq.sizing import size as size
+    from fluidq.study import read_sweep as read_sweep
+    from fluidq.study import study as study
     from fluidq.sweep import sweep as sweep
+    from fluidq.tune import Moves as Moves
     from fluidq.tune import Settings as Settings
     from fluidq.tune import tune as tune
     from fluidq.workload import Workload as Workload
@@ -47,6 +54,7 @@ _HOMES = {
     "Deployment": "deployment",
     "Fleet": "fleet",
     "InputError": "_errors",
+    "Moves": "tune",
     "Objective": "objective",
     "Plant": "plant",
     "Queue": "queue",
@@ -55,14 +63,25 @@ _HOMES = {
     "Workload": "workload",
     "bounds": "sizing",
     "build_case": "scenario",
+    "certify": "certificate",
     "compiler_options": "_xla",
     "default_workload": "workload",
     "read_scenario": "scenario",
+    "read_sweep": "study",
     "read_trace": "io.traces",
     "size": "sizing",
 }
-_VERBS = ("compare", "replay", "simulate", "sweep", "tune")  # modules that can be called (see _callable)
-_MODULES = ("events", "policies", "topologies", "waiting")
+_VERBS = (
+    "clairvoyant",
+    "compare",
+    "replay",
+    "sensitivity",
+    "simulate",
+    "study",
+    "sweep",
+    "tune",
+)  # modules that can be called (see _callable)
+_MODULES = ("events", "policies", "topologies", "waiting", "watched")
 __all__ = sorted([*_HOMES, *_VERBS, *_MODULES])  # pyright: ignore[reportUnsupportedDunderAll]
 
 

@@ -10,9 +10,17 @@ def write_whole(path: Path, text: str) -> None:
 
     Raises InputError naming the file where it cannot be written.
     """
+    write_bytes_whole(path, text.encode())
+
+
+def write_bytes_whole(path: Path, data: bytes) -> None:
+    """Write bytes; an interruption leaves the old file or the new one.
+
+    Raises InputError naming the file where it cannot be written.
+    """
     part = path.with_name(path.name + ".part")
     try:
-        part.write_text(text, encoding="utf-8", newline="")
+        part.write_bytes(data)
         part.replace(path)
     except OSError as error:
         part.unlink(missing_ok=True)

@@ -23,7 +23,7 @@ class Totals(NamedTuple):
     """Integrals since the start: requests and tokens `done` and `lost` as `Contents`; the rest are numbers.
 
     `prefilled`, `stalled` in computed tokens; `gpu_seconds` paid; `late` requests over a limit (over both counts
-    twice), `within` those within both.
+    twice), `within` those within both; `actions` workers started or stopped, which jump on ticks.
     """
 
     done: Contents
@@ -33,6 +33,7 @@ class Totals(NamedTuple):
     gpu_seconds: Scalar
     late: Scalar
     within: Scalar
+    actions: Scalar
 
 
 class Y(NamedTuple):
@@ -135,6 +136,7 @@ def look(setup: Setup, t: Scalar, y: Y, piece: Piece) -> tuple[Level, PlantState
         gpu_seconds=prefill + flows.serving + starting.prefill * g_P + starting.decode * g_D,
         late=total(arriving * over_ttft) + done * over_tpot,
         within=total(arriving * (1.0 - over_ttft)) * (1.0 - over_tpot),
+        actions=jnp.zeros(()),
     )
     level = level._replace(
         prefill_gpus=prefill,
@@ -270,6 +272,7 @@ def closed_loop(
         begin = index * dt + whens
         end = jnp.concatenate([begin[1:], ((index + 1.0) * dt)[None]])
         old = y.totals
+        y = y._replace(totals=old._replace(actions=old.actions + sum(jnp.abs(n) for n in change)))
         y, states = march(setup, y._replace(chains=chains), begin, end, piece)
         last = jax.tree.map(lambda x: x[-1], piece)
         level, _, _ = look(setup, end[-1], y, last)

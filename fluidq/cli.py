@@ -16,7 +16,10 @@ and which autoscaling thresholds are best, found by gradient and judged on the h
 """
 
 # In the order in which one meets them; each is a module of fluidq.commands.
-VERBS = ("init", "tune", "size", "bounds", "compare", "report", "figure", "inspect", "calibrate", "validate")
+VERBS = (
+    *("init", "tune", "size", "bounds", "compare", "sweep", "sensitivity"),
+    *("report", "figure", "inspect", "calibrate", "validate"),
+)
 
 
 class _Parser(argparse.ArgumentParser):

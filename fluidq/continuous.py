@@ -70,10 +70,11 @@ class Path(eqx.Module):
         o, s = self._setup.objective, self.final.totals
         unit = self._setup.fleet.request_gpu_seconds / 3600.0
         return Cost(
-            gpu_hours=jnp.asarray(s.gpu_seconds / 3600.0),
+            gpu_hours=jnp.asarray(o.gpu_hour_weight * s.gpu_seconds / 3600.0),
             slo_loss=jnp.asarray(o.late_weight * unit * s.late),
             lost_flow=jnp.asarray(o.lost_weight * unit * total(s.lost.requests)),
             stalled_flow=jnp.asarray(o.stalled_weight * s.stalled / self._setup.fleet.plant.r_P / 3600.0),
+            actions=jnp.asarray(o.action_weight * s.actions),
         )
 
     def at(self, t: Any) -> Level:
@@ -189,7 +190,7 @@ def solve(
     if fleet.stages and isinstance(law, Policy):
         chain = pipeline.erlang(fleet.stages)
         chains = Asked(chain, chain)
-    totals = Totals(nothing, nothing, none, none, none, none, none)
+    totals = Totals(nothing, nothing, none, none, none, none, none, none)
     begin = fleet.plant.empty(classes) if state is None else jax.tree.map(lambda x: jnp.asarray(x, float), state)
     y = Y(begin, totals, chains)
     setup = Setup(
@@ -238,7 +239,7 @@ def _units(load: Load, y: Y) -> Y:
     store = Contents(one, stored, output)
     units = Y(
         PlantState(store, computed, store, store),
-        Totals(store, store, computed, computed, one, one, one),
+        Totals(store, store, computed, computed, one, one, one, one),
         None if y.chains is None else Asked(one, one),
     )
     return jax.tree.map(lambda u, x: jnp.broadcast_to(u, jnp.shape(x)), units, y)

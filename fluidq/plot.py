@@ -7,6 +7,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
+from fluidq._run_log import Logged
+from fluidq._run_log import read_log as read_log
 from fluidq.compare import Comparison
 from fluidq.fleet import Fleet
 from fluidq.objective import Objective
@@ -93,8 +95,11 @@ def comparison(result: Comparison, fleet: Fleet, objective: Objective, axes: np.
     return axes
 
 
-def tuning(result: TuneResult, ax: Axes | None = None) -> Axes:
-    """The search: relaxed cost of every start per step, and the best hard cost where it was judged [GPU-hours]."""
+def tuning(result: TuneResult | Logged, ax: Axes | None = None) -> Axes:
+    """The search: merit of every start per step, and the best hard one where it was judged [GPU-hours].
+
+    Takes a result, or the log that a search has written so far (`read_log`).
+    """
     with plt.style.context(STYLE):
         if ax is None:
             _, ax = plt.subplots(figsize=(6, 3.6), layout="constrained")
@@ -106,7 +111,7 @@ def tuning(result: TuneResult, ax: Axes | None = None) -> Axes:
                 result.history[:, start],
                 color=BEFORE,
                 lw=0.8,
-                label="relaxed, each start" if not start else None,
+                label="followed, each start" if not start else None,
             )
         judged = np.array(result.judged)
         ax.plot(judged[:, 0], judged[:, 1], color=AFTER, marker="o", ms=4, lw=1.6, label="hard, best so far")

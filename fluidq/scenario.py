@@ -9,17 +9,19 @@ from typing import Any
 
 from fluidq import units
 from fluidq._errors import InputError, refuse, unknown
+from fluidq._moves import apply_moves, read_moves
 from fluidq.catalog import Figure
 from fluidq.deployment import Deployment, mean_context
 from fluidq.formulas import balance
 from fluidq.io.traces import ReadReport, read_trace
 from fluidq.objective import Objective
 from fluidq.plant import PLACES, Plant
-from fluidq.policies import Thresholds
+from fluidq.policies import Policy, Thresholds
 from fluidq.scenario_keys import DEFAULTS as DEFAULTS
+from fluidq.scenario_keys import MOVE_KINDS, MOVES
 from fluidq.scenario_keys import SCHEMA as SCHEMA
 from fluidq.simulate import Fleet
-from fluidq.tune import Settings
+from fluidq.tune import Moves, Settings
 from fluidq.workload import Workload, default_workload
 
 
@@ -30,11 +32,12 @@ class Case:
     deployment: Deployment
     fleet: Fleet
     workload: Workload
-    policy: Thresholds
+    policy: Policy
     objective: Objective
     settings: Settings
     load_scale: float
     phi: float
+    moves: Moves = field(default_factory=Moves)
     report: ReadReport | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -97,10 +100,17 @@ def check_keys(raw: dict[str, Any], path: str = "scenario") -> dict[str, dict[st
     """Every section and key known, every value of its kind, text with units to SI floats."""
     out: dict[str, dict[str, Any]] = {}
     for section, table in raw.items():
-        if section not in SCHEMA:
-            raise InputError(f"{path}: {unknown('section', section, SCHEMA)}")
+        if section not in SCHEMA and section != MOVES:
+            raise InputError(f"{path}: {unknown('section', section, (*SCHEMA, MOVES))}")
         if not isinstance(table, dict):
             raise InputError(f"{path}: {refuse(section, table, f'a table [{section}]')}")
+        if section == MOVES:
+            try:
+                read_moves(table, MOVE_KINDS)
+            except InputError as error:
+                raise InputError(f"{path}: {error}") from None
+            out[section] = dict(table)
+            continue
         out[section] = {}
         for key, value in table.items():
             if key not in SCHEMA[section]:
@@ -208,8 +218,18 @@ def build_case(
     limits |= {"switch_delay": conf["fleet"].get("switch_delay"), "initial_ratio": phi}
     limits |= {"plant": plant, "budget": budget, "initial_gpus": float(initial), "request_gpu_seconds": gpu_seconds}
     fleet = _named("fleet", Fleet.make, limits)
-    policy = _named("policy", Thresholds, {"ratio": phi, "step": float(pair), **conf["policy"]})
     objective = _named("objective", Objective, conf["objective"])
+    chosen = conf["policy"].pop("law", "thresholds")
+    if chosen == "thresholds":
+        policy = _named("policy", Thresholds, {"ratio": phi, "step": float(pair), **conf["policy"]})
+    elif conf["policy"]:
+        wanted = f"left out: it is the thresholds', and the law is {chosen!r}"
+        raise refuse(f"policy.{min(conf['policy'])}", "given", wanted)
+    else:
+        policy = _named("policy.law", named_policy, {"name": chosen, "fleet": fleet, "objective": objective})
+    moves = Moves()
+    if over.get(MOVES):
+        policy, fleet, moves = apply_moves(read_moves(over[MOVES], MOVE_KINDS), policy, fleet)
     return Case(
         deployment=deployment,
         fleet=fleet,
@@ -219,9 +239,21 @@ def build_case(
         settings=_named("tune", Settings, conf["tune"]),
         load_scale=scale,
         phi=phi,
+        moves=moves,
         report=report,
         notes=notes,
     )
+
+
+def named_policy(name: str, fleet: Fleet, objective: Objective, pool: str | None = None) -> Any:
+    """The law of that name, or of a product's file (a name with a dot or a slash, or of a file that exists)."""
+    from fluidq.laws import LAWS, law
+
+    if name in LAWS or not ("." in name or "/" in name or Path(name).is_file()):
+        return law(name, fleet, objective)
+    from fluidq.io.policies import read_policy
+
+    return read_policy(name, fleet=fleet, pool=pool).policy
 
 
 def _deployment(conf: dict[str, Any]) -> Deployment:

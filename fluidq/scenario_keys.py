@@ -3,9 +3,10 @@
 from dataclasses import fields
 from typing import Any, NamedTuple
 
+from fluidq.estimators import NAMES as ESTIMATORS
 from fluidq.objective import WAITS, Objective
 from fluidq.policies import Thresholds
-from fluidq.tune import Settings
+from fluidq.tune import RISKS, Settings
 
 
 class Key(NamedTuple):
@@ -20,7 +21,7 @@ WORDS = {
     "deployment": "The model, the GPU, and the rates of its two pools.",
     "fleet": "GPUs, the buffer between the pools, and how workers come and go.",
     "workload": "What arrives.",
-    "policy": "The threshold law: where it starts, or what it stays at.",
+    "policy": "The law: where it starts, or what it stays at; all keys but `law` are the thresholds'.",
     "objective": "Limits and prices.",
     "tune": "How long and how wide to search.",
 }
@@ -65,6 +66,7 @@ KEYS: dict[str, dict[str, Key]] = {
         "hit": Key("1", "share of the input tokens that prefill finds cached (embedded day)"),
     },
     "policy": {
+        "law": Key(str, "a law of `fluidq compare`, or a product's file; without it, thresholds"),
         "prefill_up": Key("seconds", "grow when the queued prefill work per ready GPU is above"),
         "prefill_down": Key("seconds", "shrink when it is below, and decode_load too"),
         "decode_up": Key("1", "grow when sequences over batch slots are above"),
@@ -81,6 +83,8 @@ KEYS: dict[str, dict[str, Key]] = {
         "ttft_spread": Key("1", "logistic spread of ln TTFT over requests"),
         "tpot_spread": Key("1", "logistic spread of ln TPOT over requests"),
         "waiting": Key(str, "formula for the wait below capacity, added to TTFT", WAITS),
+        "gpu_hour_weight": Key("1", "price of a GPU-hour; the cost's unit is that of this price"),
+        "action_weight": Key("1", "price of one worker started or stopped, in GPU-hours"),
     },
     "tune": {
         "steps": Key(int, "gradient steps"),
@@ -90,10 +94,28 @@ KEYS: dict[str, dict[str, Key]] = {
         "width_start": Key("1", "width of the relaxed law at the start"),
         "width_end": Key("1", "and at the end"),
         "judge_every": Key(int, "steps between two judgements on the hard law"),
+        "patience": Key(int, "judgements without a better hard cost that end the search early; 0: never"),
+        "estimator": Key(str, "how the gradient is taken", ESTIMATORS),
+        "samples": Key(int, "antithetic pairs of the smoothed estimator"),
+        "sigma": Key("1", "their spread, in unconstrained coordinates"),
+        "risk": Key(str, "what counts over workloads and draws", RISKS),
+        "risk_share": Key("1", "share of the draws, the worst, that cvar averages"),
+        "attainment": Key("1", "least SLO attainment; the search then lowers what is paid, subject to it"),
         "realisations": Key(int, "further draws that choose among candidates"),
         "unseen": Key(int, "draws that only the verdict sees"),
         "seed": Key(int, "of the starts and draws"),
     },
+}
+
+# The one section whose keys are not fixed: parameters of the policy and of the fleet, by name.
+MOVES = "parameters"
+MOVES_WORDS = "What a search moves: every tunable parameter of the policy, unless this section says otherwise."
+# Dimensions of parameters that have one.
+MOVE_KINDS = {
+    **{name: str(key.kind) for name, key in KEYS["policy"].items() if key.kind is not str},
+    "fleet.buffer": "bytes",
+    "fleet.buffer_per_gpu": "bytes",
+    "fleet.initial_gpus": "gpus",
 }
 
 SCHEMA: dict[str, dict[str, str | type]] = {
@@ -162,6 +184,10 @@ def template() -> str:
                 example = "trace.csv" if key.kind is str else 1 if key.kind is int else _example(name, key)
                 lines.append(f"# {name} = {_toml(built_in.get(name, example))}  # {words}")
         lines.append("")
+    lines += [f"# {MOVES_WORDS}", f"[{MOVES}]"]
+    lines += ['# ratio = "fixed"', '# decode_up = "0.7 .. 1.2"  # within this range', "# decode_down = 0.6  # set"]
+    lines += ['# others = "fixed"  # only what is named as free or bounded moves']
+    lines += ['# "fleet.initial_gpus" = "free"', ""]
     return "\n".join(lines)
 
 
@@ -178,6 +204,11 @@ def json_schema() -> dict[str, Any]:
             "properties": properties,
             "additionalProperties": False,
         }
+    sections[MOVES] = {
+        "type": "object",
+        "description": MOVES_WORDS,
+        "additionalProperties": {"type": ["number", "string"], "examples": ["free", "fixed", "0.7 .. 1.2", 0.6]},
+    }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "fluidq scenario",

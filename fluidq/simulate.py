@@ -271,10 +271,11 @@ def _run(
     hour = 3600.0
     unit = fleet.request_gpu_seconds / hour
     cost = Cost(
-        gpu_hours=s.gpu_seconds / hour,
+        gpu_hours=objective.gpu_hour_weight * s.gpu_seconds / hour,
         slo_loss=objective.late_weight * unit * s.late,
         lost_flow=objective.lost_weight * unit * s.lost,
         stalled_flow=objective.stalled_weight * s.stalled / hour,
+        actions=objective.action_weight * jnp.asarray(s.actions),
     )
     state = loop.state
     arrived = jnp.sum(load.requests)

@@ -1,71 +1,59 @@
-"""Tune a threshold policy by gradient through the relaxed closed loop; judge every candidate on the hard one."""
+"""Tune an autoscaler by gradient; judge every candidate on its hard law; say whether the result can be trusted."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from jaxtyping import Array, Float
+from jax.core import Tracer
 from tqdm import tqdm
 
+from fluidq import _checkpoint
 from fluidq._callable import make_callable
-from fluidq._errors import refuse
-from fluidq._xla import compiled
+from fluidq._descent import Descent
+from fluidq._errors import InputError, refuse, unknown
+from fluidq._feasible import check_attainment
+from fluidq._merit import PAID, Merit
+from fluidq._rows import Rows
+from fluidq._run_log import RunLog
+from fluidq.estimators import EXPLODED as EXPLODED
+from fluidq.estimators import NAMES, Report, Search, choose
 from fluidq.objective import Objective
-from fluidq.policies import PARAMETERS, Thresholds
+from fluidq.policies import Policy
 from fluidq.simulate import Fleet, Load, load_of, simulate
+from fluidq.space import Space, find, make_space, tunables
 from fluidq.workload import Workload
 
-# Above this, d ln(cost) / d(coordinate) says that the loop amplifies, not that the parameter matters.
-EXPLODED = 1e4
+if TYPE_CHECKING:
+    from fluidq.certificate import Certificate
 
-
-def to_coordinates(policy: Thresholds) -> Float[Array, " 5"]:
-    """The five parameters without constraints: lower thresholds and gaps by inverse softplus, the ratio by log-odds."""
-
-    def inverse_softplus(x: Any) -> Array:
-        x = jnp.maximum(jnp.asarray(x, dtype=jnp.float64), 1e-6)  # 0 has no coordinate: the search starts beside it
-        return x + jnp.log(-jnp.expm1(-x))
-
-    return jnp.stack(
-        [
-            inverse_softplus(policy.prefill_up - policy.prefill_down),
-            inverse_softplus(policy.prefill_down),
-            inverse_softplus(policy.decode_up - policy.decode_down),
-            inverse_softplus(policy.decode_down),
-            jnp.log(policy.ratio) - jnp.log1p(-jnp.asarray(policy.ratio, dtype=jnp.float64)),
-        ]
-    )
-
-
-def from_coordinates(u: Float[Array, " 5"], like: Thresholds) -> Thresholds:
-    """The policy at `u`; thresholds come out ordered and positive, the ratio in (0, 1), for every real `u`."""
-    prefill_down, decode_down = jax.nn.softplus(u[1]), jax.nn.softplus(u[3])
-    return Thresholds(
-        prefill_up=prefill_down + jax.nn.softplus(u[0]),
-        prefill_down=prefill_down,
-        decode_up=decode_down + jax.nn.softplus(u[2]),
-        decode_down=decode_down,
-        ratio=jax.nn.sigmoid(u[4]),
-        step=like.step,
-    )
+RISKS = ("mean", "cvar")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How long and how wide to search.
+    """How long, how wide and for what to search.
 
     Attributes:
-        steps: gradient steps. starts: searches run side by side, the first from the given policy.
+        steps: gradient steps at most. starts: searches run side by side, the first from the given policy.
         spread: standard deviation of the other starts around it, in unconstrained coordinates.
         learning_rate: Adam's, falling along a cosine. width_start, width_end: relaxed width, falling geometrically.
-        judge_every: steps between hard judgements. realisations: further draws of the workload used to choose among
-            candidates (never for the gradient). unseen: draws that only the final verdict sees.
-        seed: of the starts and of those draws.
+        judge_every: steps between hard judgements. patience: judgements without a better hard cost after which the
+            search stops early; 0 for never.
+        estimator: of the gradient, a name of `fluidq.estimators.NAMES`.
+        samples: antithetic pairs of the smoothed estimator. sigma: their spread, in coordinates.
+        risk: "mean" over workloads and draws, or "cvar", the mean over the worst `risk_share` of them.
+        attainment: least SLO attainment, a share; the search then lowers what is paid subject to it. None for the cost.
+        realisations: further draws of the workload used to choose among candidates (and for the gradient where the
+            risk is "cvar"). unseen: draws that only the final verdict sees.
+        seed: of the starts, the clouds and those draws.
     """
 
     steps: int = 60
@@ -75,6 +63,13 @@ class Settings:
     width_start: float = 1.0
     width_end: float = 0.3
     judge_every: int = 10
+    patience: int = 0
+    estimator: str = "auto"
+    samples: int = 16
+    sigma: float = 0.1
+    risk: str = "mean"
+    risk_share: float = 0.3
+    attainment: float | None = None
     realisations: int = 2
     unseen: int = 4
     seed: int = 0
@@ -83,36 +78,76 @@ class Settings:
         for name in ("steps", "starts", "judge_every", "unseen"):
             if getattr(self, name) < 1:
                 raise refuse(f"tune.{name}", getattr(self, name), "at least 1")
-        if self.realisations < 0:
-            raise refuse("tune.realisations", self.realisations, "an integer >= 0")
+        for name in ("realisations", "patience"):
+            if getattr(self, name) < 0:
+                raise refuse(f"tune.{name}", getattr(self, name), "an integer >= 0")
+        if self.samples < 2:
+            raise refuse("tune.samples", self.samples, "at least 2 antithetic pairs")
         if not 0 <= self.seed < 2**63:
             raise refuse("tune.seed", self.seed, "an integer from 0 to 2^63 - 1")
-        for name in ("spread", "learning_rate", "width_start", "width_end"):
+        for name in ("spread", "learning_rate", "width_start", "width_end", "sigma"):
             if not getattr(self, name) > 0:
                 raise refuse(f"tune.{name}", getattr(self, name), "> 0")
         if self.width_end > self.width_start:
             raise refuse("tune.width_end", self.width_end, f"at most width_start, which is {self.width_start!r}")
+        if self.estimator not in NAMES:
+            raise InputError(f"tune.estimator: {unknown('estimator', self.estimator, NAMES)}")
+        if self.risk not in RISKS:
+            raise InputError(f"tune.risk: {unknown('risk', self.risk, RISKS)}")
+        if not 0 < self.risk_share <= 1:
+            raise refuse("tune.risk_share", self.risk_share, "a share in (0, 1]")
+        if self.attainment is not None and not 0 < self.attainment < 1:
+            raise refuse("tune.attainment", self.attainment, "a share between 0 and 1")
+
+    @property
+    def share(self) -> float:
+        """Share of the draws that counts, the worst: 1 for the mean."""
+        return 1.0 if self.risk == "mean" else self.risk_share
+
+
+class Moves(NamedTuple):
+    """What may move, by name: see `fluidq.space.make_space`."""
+
+    free: Sequence[str] | None = None
+    fixed: Sequence[str] = ()
+    bounds: Mapping[str, tuple[float, float]] | None = None
 
 
 class GradientCheck(NamedTuple):
-    """The path-wise gradient of the relaxed cost at the start point against central differences."""
+    """The path-wise gradient of the relaxed merit at the start point against central differences."""
 
     gradient: np.ndarray
     differences: np.ndarray
     max_relative_error: float
 
 
+class Relaxed(NamedTuple):
+    """The best point of the relaxed law that the search met: relaxed merit there and at the start, hard merit there.
+
+    `width` is the one at which it was met; the start is judged at the same.
+    """
+
+    before: float
+    after: float
+    hard: float
+    width: float
+    coordinates: np.ndarray
+
+
 @dataclass
 class TuneResult:
     """What was found and what judged it.
 
-    `before`, `after` are policies; `hard_before`, `hard_after` the parts of their hard cost on the tuning workload
-    [GPU-hours]; `unseen_before`, `unseen_after` hard costs on draws that the search never saw, shape (unseen,);
-    `history` relaxed cost per step and start, `judged` (step, best hard cost so far); `health` what went wrong.
+    `before`, `after` are policies; `fleet_before`, `fleet_after` the fleets (the same where nothing of it was free);
+    `hard_before`, `hard_after` the parts of their hard cost on the tuning workload [GPU-hours]; `unseen_before`,
+    `unseen_after` hard merits on draws that the search never saw, shape (unseen,); `history` merit per step and start,
+    `judged` (step, best hard merit so far); `relaxed` the best of the relaxed law; `estimator`, `why`, `reports` how
+    the gradient was taken; `runs` closed loops simulated (one with slopes counts 1 + parameters); `stopped` the step
+    after which the search ended early; `health` what went wrong. `certificate` judges all of it.
     """
 
-    before: Thresholds
-    after: Thresholds
+    before: Any
+    after: Any
     hard_before: dict[str, float]
     hard_after: dict[str, float]
     unseen_before: np.ndarray
@@ -122,10 +157,29 @@ class TuneResult:
     judged: list[tuple[int, float]]
     settings: Settings
     health: list[str] = field(default_factory=list)
+    space: Space | None = None
+    coordinates: np.ndarray | None = None
+    fleet_before: Fleet | None = None
+    fleet_after: Fleet | None = None
+    workload: Workload | None = None
+    objective: Objective | None = None
+    relaxed: Relaxed | None = None
+    estimator: str = "pathwise"
+    why: str = ""
+    reports: list[Report] = field(default_factory=list)
+    runs: int = 0
+    stopped: int | None = None
+
+    @cached_property
+    def certificate(self) -> "Certificate":
+        """Whether the result holds: made on the first look, in seconds; `fluidq.certificate` has the options."""
+        from fluidq.certificate import certify
+
+        return certify(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers and text, ready for JSON."""
-        return {
+        """Plain numbers and text, ready for JSON; the certificate where it has been made."""
+        out = {
             "unit": "GPU-hours over the workload",
             "before": {"policy": parameters(self.before), "hard": self.hard_before},
             "after": {"policy": parameters(self.after), "hard": self.hard_after},
@@ -140,98 +194,137 @@ class TuneResult:
                 "gradient": [float(g) for g in self.gradient_check.gradient],
                 "central_differences": [float(g) for g in self.gradient_check.differences],
             },
+            "estimator": {"name": self.estimator, "why": self.why, "reports": [r.to_dict() for r in self.reports]},
+            "runs": self.runs,
+            "stopped_early_after": self.stopped,
             "judged": [{"step": s, "best_hard_cost": c} for s, c in self.judged],
             "health": list(self.health),
         }
+        if self.space is not None and self.coordinates is not None:
+            moved = self.space.values(jnp.asarray(self.coordinates))
+            out["moved"] = {name: np.asarray(value).tolist() for name, value in moved.items()}
+        if "certificate" in self.__dict__:
+            out["certificate"] = self.certificate.to_dict()
+        return out
 
 
-def parameters(policy: Thresholds) -> dict[str, float]:
-    """The policy's numbers by name; thresholds on the wait in seconds, on the load as fractions."""
-    return {name: float(getattr(policy, name)) for name in (*PARAMETERS, "step")}
+def parameters(policy: Policy) -> dict[str, float]:
+    """The numbers of a policy that can move, and its step where it has one, by name; arrays of weights are left out."""
+    out = {}
+    for name in tunables(policy):
+        value = find(policy, name)
+        if jnp.ndim(value) == 0:
+            out[name] = float(value)
+    step = getattr(policy, "step", None)
+    return out if step is None else {**out, "step": float(step)}
 
 
 def tune(
     fleet: Fleet,
     workload: Workload,
-    policy: Thresholds,
+    policy: Policy,
     objective: Objective | None = None,
     settings: Settings | None = None,
     *,
+    moves: Moves | None = None,
+    also: Sequence[Workload] = (),
+    checkpoint: str | Path | None = None,
+    resume: bool = False,
+    log: str | Path | None = None,
     progress: bool = True,
 ) -> TuneResult:
-    """Find thresholds and ratio that lower the cost on the hard law.
+    """Find parameters that lower the cost on the hard law.
 
-    Adam descends ln(relaxed cost) of the workload from several starts in one batch, by forward-mode gradients, while
-    the relaxed width falls. Every `judge_every` steps each start is replayed on the hard law (integer workers,
-    comparisons on ticks) on the workload and on further draws of it; the best such replay that also beats the given
-    policy on the workload itself is the answer, or the given policy where none does. A start whose gradient explodes
-    or is not finite stands still for that step and is named in `health`.
+    Adam descends ln(merit) from several starts in one batch, by the gradient estimator of `settings`, while the relaxed
+    width falls. Every `judge_every` steps each start is replayed on the hard law (integer workers, comparisons on
+    ticks) on the workload and on further draws of it; the best such replay that also beats the given policy on the
+    workloads themselves is the answer, or the given policy where none does. A start whose gradient explodes or is not
+    finite stands still for that step and is named in `health`.
 
     Arguments:
-        fleet: plant, delay, budget. workload: what to tune on. policy: where to start, and the peer to beat.
-        objective: limits and prices (default `Objective()`). settings: `Settings()`. progress: a bar, on a terminal.
+        fleet: plant, delay, budget. workload: what to tune on. policy: where to start, and the peer to beat; its
+            defaults that a choice implies are spelled out first, so that they can move.
+        objective: limits and prices (default `Objective()`). settings: `Settings()`.
+        moves: what may move: by default every tunable parameter of the policy.
+        also: further workloads that count as much as the first; all are cut to the shortest.
+        checkpoint: a file that keeps the state at every judgement; with `resume` the search goes on from it, to the
+            same bits as without an interruption.
+        log: a file of JSON lines, one per step and judgement; `fluidq.plot.tuning` draws it.
+        progress: a bar, on a terminal.
 
-    Raises InputError for a cost that is not finite at the start.
+    Raises InputError for what `make_space` refuses, a merit that is not finite at the start, a gradient of zero in
+    every parameter, an attainment that this fleet cannot reach (with the limit that makes it so), and a checkpoint that
+    is another search's or damaged twice.
     """
     objective, settings = objective or Objective(), settings or Settings()
-    load = load_of(workload, fleet.interval)
+    if resume and checkpoint is None:
+        raise refuse("checkpoint", None, "a file, where a search is resumed")
+    policy = policy.spelled_out()
+    space = make_space(policy, fleet, **(moves or Moves())._asdict())
+    own = [load_of(w, fleet.interval) for w in (workload, *also)]
     seeds = np.random.SeedSequence(settings.seed).generate_state(settings.realisations + settings.unseen)
     draws = [load_of(workload.reseeded(int(s)), fleet.interval) for s in seeds]
-    choosing = _stack([load, *draws[: settings.realisations]])
-    unseen = _stack(draws[settings.realisations :])
+    chosen, unseen = stack([*own, *draws[: settings.realisations]]), stack(draws[settings.realisations :])
+    if settings.attainment is not None:
+        check_attainment(fleet, Load(*(part[0] for part in chosen)), objective, settings.attainment)
 
-    origin = to_coordinates(policy)
-    noise = jax.random.normal(jax.random.key(settings.seed), (settings.starts - 1, origin.shape[0]))
-    starts = jnp.concatenate([origin[None], origin[None] + settings.spread * noise])
-
-    relaxed = _relaxed_cost(fleet, load, policy, objective)
-    check = check_gradient(relaxed, origin, settings.width_start)
-    hard = _hard_costs(fleet, objective)
-    from_all = jax.jit(jax.vmap(lambda v: from_coordinates(v, policy)))
-
-    # The given policy is judged as it is, not through its coordinates: a threshold of 0 has none.
-    given = hard(_in_batch(policy), choosing)
-    own_before, best_cost, best = float(given[0, 0]), float(given.mean()), None
-    judged = [(0, best_cost)]
-
-    optimiser = optax.adam(optax.cosine_decay_schedule(settings.learning_rate, settings.steps))
-    step = _make_step(relaxed, optimiser)
-    u, state = starts, jax.vmap(optimiser.init)(starts)
-    widths = np.geomspace(settings.width_start, settings.width_end, settings.steps)
-    history, health = [], []
-    with tqdm(total=settings.steps, desc="tuning", unit="step", disable=None if progress else True) as bar:
-        for k in range(settings.steps):
-            u, state, cost, sound = step(u, state, widths[k])
-            history.append(np.asarray(cost))
-            for index in np.flatnonzero(~np.asarray(sound)):
-                health.append(f"start {index}, step {k}: gradient exploded at width {widths[k]:.3g}; step not taken")
-            if (k + 1) % settings.judge_every == 0 or k + 1 == settings.steps:
-                # The tuning workload is column 0: a candidate must beat the given policy there, not only on average.
-                value, index = _judge(hard(from_all(u), choosing), own_before)
-                if value < best_cost:
-                    best_cost, best = value, u[index]
-                judged.append((k + 1, best_cost))
-                bar.set_postfix_str(f"hard cost {best_cost:.4g} GPU-h")
+    rows = Rows(space, chosen, objective)
+    given = rows.of(policy)
+    _check_finite(given)
+    merit = Merit(settings.attainment, settings.share, float(given[:, PAID].mean()))
+    gradient_draws = range(rows.draws if settings.risk == "cvar" else len(own))
+    search = Search(rows, merit, tuple(gradient_draws), settings.samples, settings.sigma, settings.seed)
+    descent = Descent(search, merit, settings, given, own=len(own))
+    state = _Files(checkpoint, log, _design(space, chosen, unseen, objective, settings), space.labels)
+    origin = np.asarray(space.start())
+    check = _check_gradient(search, origin, settings.width_start)
+    if resume:
+        descent.restore(*state.resume())
+    else:
+        duals = merit.duals(1)
+        descent.begin(origin, *choose(settings.estimator, search, origin, settings.width_start, duals))
+    state.open(descent)
+    with tqdm(
+        total=settings.steps, initial=descent.step, desc="tuning", unit="step", disable=not progress or None
+    ) as bar:
+        while not descent.over:
+            descent.advance()
+            if descent.judged_now:
+                bar.set_postfix_str(f"hard cost {descent.best_merit:.4g} GPU-h")
+            state.keep(descent)
             bar.update()
 
-    after = policy if best is None else jax.tree.map(float, from_coordinates(best, policy))
-    final = hard(jax.tree.map(lambda *x: jnp.stack(x), *map(_as_arrays, (policy, after))), unseen)
+    best = descent.best
+    after, fleet_after = (policy, fleet) if best is None else space.plain(jnp.asarray(best))
+    last = Rows(space, unseen, objective)
     return TuneResult(
         before=policy,
         after=after,
-        hard_before=hard_cost(fleet, load, policy, objective),
-        hard_after=hard_cost(fleet, load, after, objective),
-        unseen_before=final[0],
-        unseen_after=final[1],
+        hard_before=hard_cost(fleet, own[0], policy, objective),
+        hard_after=hard_cost(fleet_after, own[0], after, objective),
+        unseen_before=_each(merit, last.of(policy)),
+        unseen_after=_each(merit, last.of(after, fleet_after)),
         gradient_check=check,
-        history=np.stack(history),
-        judged=judged,
+        history=np.stack(descent.history),
+        judged=descent.judged,
         settings=settings,
-        health=health,
+        health=descent.health,
+        space=space,
+        coordinates=origin if best is None else best,
+        fleet_before=fleet,
+        fleet_after=fleet_after,
+        workload=workload,
+        objective=objective,
+        relaxed=_relaxed(search, merit, descent, origin),
+        estimator=descent.estimator,
+        why=descent.why,
+        reports=descent.reports,
+        runs=rows.counted,
+        stopped=descent.step if descent.step < settings.steps else None,
     )
 
 
-def hard_cost(fleet: Fleet, load: Load, policy: Thresholds, objective: Objective) -> dict[str, float]:
+def hard_cost(fleet: Fleet, load: Load, policy: Policy, objective: Objective) -> dict[str, float]:
     """The parts of the hard cost [GPU-hours], the SLO attainment and the number of workers started or stopped."""
     run = simulate(fleet, load, policy, objective, record=False)
     c = run.cost
@@ -241,91 +334,108 @@ def hard_cost(fleet: Fleet, load: Load, policy: Thresholds, objective: Objective
         "slo_loss": float(c.slo_loss),
         "lost_flow": float(c.lost_flow),
         "stalled_flow": float(c.stalled_flow),
+        "churn": float(c.actions),
         "slo_attainment": float(run.attained),
         "actions": float(run.actions),
     }
 
 
-def check_gradient(
-    cost: Callable[[Array, Any], Array], u: Float[Array, " 5"], width: float, step: float = 1e-5
-) -> GradientCheck:
-    """The gradient of `cost` at `u` against central differences of `step`.
-
-    The error of a component is relative to the larger of the two, and not below 1e-6 of the largest component: a
-    derivative that is zero to rounding has no relative error.
-    """
-    gradient = jax.jacfwd(cost)(u, width)
-    eye = step * jnp.eye(u.shape[0])
-    at = jax.vmap(cost, in_axes=(0, None))
-    differences = (at(u[None] + eye, width) - at(u[None] - eye, width)) / (2 * step)
-    g, d = np.asarray(gradient), np.asarray(differences)
-    scale = np.maximum(np.maximum(np.abs(g), np.abs(d)), 1e-6 * max(np.abs(d).max(), 1e-300))
-    error = float(np.max(np.abs(g - d) / scale))
-    if not np.all(np.isfinite(g)):
-        raise refuse("objective", float(cost(u, width)), "finite, with a finite gradient, at the start point")
-    return GradientCheck(g, d, error)
-
-
-def _stack(loads: list[Load]) -> Load:
-    """Draws side by side: each field of shape (draws, ticks)."""
+def stack(loads: Sequence[Load]) -> Load:
+    """Draws side by side: each field of shape (draws, ticks), cut to the shortest."""
     ticks = min(load.requests.shape[0] for load in loads)
     return Load(*(jnp.stack([part[:ticks] for part in parts]) for parts in zip(*loads, strict=True)))
 
 
-def _relaxed_cost(fleet: Fleet, load: Load, like: Thresholds, objective: Objective) -> Callable[[Array, Any], Array]:
-    @eqx.filter_jit
-    def cost(u: Array, width: Any) -> Array:
-        return simulate(fleet, load, from_coordinates(u, like), objective, width=width, record=False).cost.cost
+def check_gradient(search: Search, u: np.ndarray, width: float, step: float = 1e-5) -> GradientCheck:
+    """The path-wise gradient of the relaxed merit at `u`, shape (parameters,), against central differences of `step`.
 
-    return cost
-
-
-def _hard_costs(fleet: Fleet, objective: Objective) -> Callable[[Thresholds, Load], np.ndarray]:
-    """Hard cost of every policy of a batch on every draw, in one call: shape (policies, draws)."""
-
-    def costs(policies: Thresholds, loads: Load) -> Array:
-        def one(policy: Thresholds, load: Load) -> Array:
-            return simulate(fleet, load, policy, objective, record=False).cost.cost
-
-        return jax.vmap(lambda policy: jax.vmap(lambda load: one(policy, load))(loads))(policies)
-
-    fast = compiled(costs)
-    return lambda policies, loads: np.asarray(fast(policies, loads))
+    The error of a component is relative to the larger of the two, and not below 1e-6 of the largest component: a
+    derivative that is zero to rounding has no relative error. A law that is watched continuously is its own relaxed
+    form.
+    """
+    duals = search.merit.duals(1)  # type: ignore[attr-defined]
+    gradient = search.first_order(u[None], width, duals)[1][0]
+    n = len(u)
+    points = u[None] + step * np.concatenate([np.eye(n), -np.eye(n)])
+    crossed, draws = np.repeat(points, len(search.draws), axis=0), np.tile(search.draws, len(points))
+    outcomes = search.rows.relaxed(crossed, draws, width).reshape(2 * n, len(search.draws), -1)
+    merits = search.merit(outcomes, search.merit.duals(2 * n))[0]  # type: ignore[attr-defined]
+    differences = (merits[:n] - merits[n:]) / (2.0 * step)
+    scale = np.maximum(np.maximum(np.abs(gradient), np.abs(differences)), 1e-6 * max(np.abs(differences).max(), 1e-300))
+    return GradientCheck(gradient, differences, float(np.max(np.abs(gradient - differences) / scale)))
 
 
-def _as_arrays(policy: Thresholds) -> Thresholds:
-    return jax.tree.map(lambda x: jnp.asarray(x, dtype=jnp.float64), policy)
+def _check_gradient(search: Search, origin: np.ndarray, width: float) -> GradientCheck:
+    check = check_gradient(search, origin, width)
+    if not (np.all(np.isfinite(check.gradient)) and np.all(np.isfinite(check.differences))):
+        which = [n for n, g in zip(search.rows.space.labels, check.gradient, strict=True) if not np.isfinite(g)]
+        wanted = "finite, with a finite gradient, at the start"
+        raise refuse("objective", f"without a finite gradient ({', '.join(which) or 'differences'})", wanted)
+    return check
 
 
-def _in_batch(policy: Thresholds) -> Thresholds:
-    """A batch of one."""
-    return jax.tree.map(lambda x: x[None], _as_arrays(policy))
+def _check_finite(given: np.ndarray) -> None:
+    if not np.all(np.isfinite(given)):
+        wanted = "finite at the start: check the prices, the limits, and that the policy keeps workers in both pools"
+        raise refuse("objective", float(given[:, 0].max()), wanted)
 
 
-def _judge(costs: np.ndarray, own_limit: float) -> tuple[float, int]:
-    """Mean hard cost and index of the best candidate among those that beat `own_limit` on the workload itself."""
-    means = np.where(costs[:, 0] <= own_limit, costs.mean(axis=1), np.inf)
-    index = int(np.argmin(means))
-    return float(means[index]), index
+def _each(merit: Merit, outcomes: np.ndarray) -> np.ndarray:
+    """The merit of every draw on its own."""
+    return merit.hard(outcomes[:, None, :])
 
 
-def _make_step(cost: Callable[[Array, Any], Array], optimiser: optax.GradientTransformation) -> Callable[..., Any]:
-    def step(u: Array, state: Any, width: Any) -> tuple[Array, Any, Array, Array]:
-        def one(v: Array, s: Any) -> tuple[Array, Any, Array, Array]:
-            def log_cost(w: Array) -> tuple[Array, Array]:
-                c = cost(w, width)
-                return jnp.log(c), c
+def _relaxed(search: Search, merit: Merit, descent: Descent, origin: np.ndarray) -> Relaxed | None:
+    """The best relaxed point against the start at the same width, and what the hard law makes of it."""
+    found = descent.relaxed_best
+    if found is None:
+        return None
+    u, width = found
+    points = np.stack([origin, u])
+    crossed, draws = np.repeat(points, len(search.draws), axis=0), np.tile(search.draws, 2)
+    outcomes = search.rows.relaxed(crossed, draws, width).reshape(2, len(search.draws), -1)
+    before, after = merit(outcomes, merit.duals(2))[0]
+    hard = merit.hard(search.outcomes(u[None]))[0]
+    return Relaxed(float(before), float(after), float(hard), float(width), u)
 
-            gradient, value = jax.jacfwd(log_cost, has_aux=True)(v)
-            size = jnp.max(jnp.abs(gradient))
-            sound = jnp.isfinite(value) & (size < EXPLODED)  # a NaN compares false
-            updates, moved = optimiser.update(jnp.where(sound, gradient, 0.0), s, v)
-            keep = lambda new, old: jnp.where(sound, new, old)  # noqa: E731
-            return keep(optax.apply_updates(v, updates), v), jax.tree.map(keep, moved, s), value, sound
 
-        return jax.vmap(one)(u, state)
+def _design(space: Space, chosen: Load, unseen: Load, objective: Objective, settings: Settings) -> str:
+    """A digest of all that the path of the search depends on."""
+    digest = hashlib.sha256(json.dumps(asdict(settings), sort_keys=True).encode())
+    arrays, static = eqx.partition((space, objective), lambda x: isinstance(x, float | int | jax.Array | np.ndarray))
+    digest.update(str(jax.tree.structure(static)).encode() + repr(space.parameters).encode())
+    for leaf in jax.tree.leaves((arrays, chosen, unseen)):
+        assert not isinstance(leaf, Tracer)
+        digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()
 
-    return compiled(step)
+
+class _Files:
+    """The checkpoint and the log of a search, either of them optional."""
+
+    def __init__(
+        self, checkpoint: str | Path | None, log: str | Path | None, design: str, labels: Sequence[str]
+    ) -> None:
+        self.path = None if checkpoint is None else Path(checkpoint)
+        self.log = None if log is None else RunLog(Path(log), design, labels)
+        self.design = design
+        self.notes: list[str] = []
+
+    def resume(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        assert self.path is not None
+        arrays, plain, notes = _checkpoint.load(self.path, self.design)
+        plain["health"] = [*plain["health"], *(f"resume: {note}" for note in notes)]
+        return arrays, plain
+
+    def open(self, descent: Descent) -> None:
+        if self.log is not None:
+            self.log.open(descent.step)
+
+    def keep(self, descent: Descent) -> None:
+        if self.log is not None:
+            self.log.write(descent)
+        if self.path is not None and descent.judged_now:
+            _checkpoint.save(self.path, self.design, *descent.state())
 
 
 make_callable(__name__)

@@ -29,8 +29,9 @@ def policy_of(name: str, case: Any, pool: str | None = None) -> tuple[Any, Any]:
     A name without a dot or a slash that is no file is a law; an unknown one is refused with the nearest.
     """
     from fluidq.laws import LAWS, law
+    from fluidq.policies import Thresholds
 
-    if name == "thresholds":
+    if name == "thresholds" and isinstance(case.policy, Thresholds):
         return case.policy, None
     if name in LAWS or not ("." in name or "/" in name or Path(name).is_file()):
         return law(name, case.fleet, case.objective), None

@@ -1,31 +1,45 @@
-"""`fluidq tune`: thresholds and pool ratio by gradient, judged on the hard law."""
+"""`fluidq tune`: an autoscaler's parameters by gradient, judged on its hard law, with a certificate."""
 
 import argparse
 
+from fluidq._errors import refuse
 from fluidq.commands._case import overrides
 from fluidq.commands._common import folder, show, write_json
 
-HELP = "Tune the thresholds and the pool ratio of an autoscaler by gradient."
+HELP = "Tune an autoscaler by gradient, and say whether the result holds."
 EPILOG = "example: fluidq tune --trace AzureLLMInferenceTrace_conv.csv --out result --json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of the verb."""
     add = parser.add_argument
-    add("--scenario", metavar="FILE", help="TOML: deployment, fleet, workload, policy, objective, tune")
+    add("--scenario", metavar="FILE", help="TOML: deployment, fleet, workload, policy, objective, tune, parameters")
+    add("--policy", metavar="NAME|FILE", help="a law of `fluidq compare`, or a product's file; default: the thresholds")
     add("--trace", metavar="FILE", help="a recorded load, see `fluidq inspect`; plain, gzip or zstd")
     add("--seed", type=int, metavar="N", help="of the embedded workload, the starts and the unseen draws")
+    add("--resume", action="store_true", help="go on from the checkpoint that an interrupted run left in --out")
+    add("--no-replay", action="store_true", help="leave the sample of single requests out of the certificate")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 0, or 1 where nothing better was found; raises InputError for a flag that cannot be."""
+    """Exit code 0, or 1 where the certificate does not hold; raises InputError for a flag that cannot be."""
+    from fluidq.certificate import certify
     from fluidq.report import tune_text  # heavy imports wait until they are needed, so that --help is quick
     from fluidq.scenario import build_case
     from fluidq.tune import tune
 
+    if args.resume and args.out is None:
+        raise refuse("--resume", "given", "together with the --out of the run that was interrupted")
     out = folder(args.out)
-    case = build_case(overrides(args, seeded=("workload", "tune")), checked=True)
-    result = tune(case.fleet, case.workload, case.policy, case.objective, case.settings, progress=not args.json)
+    over = overrides(args, seeded=("workload", "tune"))
+    if args.policy is not None:
+        over.setdefault("policy", {})["law"] = args.policy
+    case = build_case(over, checked=True)
+    quiet = {"progress": not args.json}
+    files = {"checkpoint": out / "tune.checkpoint", "log": out / "tune.log.jsonl"} if out else {}
+    given = (case.fleet, case.workload, case.policy, case.objective, case.settings)
+    result = tune(*given, moves=case.moves, resume=args.resume, **files, **quiet)
+    result.certificate = certify(result, **({"replay": 0} if args.no_replay else {}), **quiet)
     data = {**result.to_dict(), "workload": case.workload_dict(), "phi": case.phi, "notes": case.notes}
     if out:
         from fluidq.report import tune_figures
@@ -33,4 +47,4 @@ def run(args: argparse.Namespace) -> int:
         write_json(out / "tune.json", data)
         tune_figures(case, result, out)
     show(args, data, lambda: tune_text(case, result, args.out))
-    return 0 if data["after"]["hard"]["cost"] < data["before"]["hard"]["cost"] else 1
+    return 0 if result.certificate.verdict == "holds" else 1

@@ -22,6 +22,7 @@ from fluidq.policies.hpa import HPAScalingRules as HPAScalingRules
 from fluidq.policies.hpa import HPATarget as HPATarget
 from fluidq.policies.keda import KEDA as KEDA
 from fluidq.policies.keda import KEDATarget as KEDATarget
+from fluidq.policies.neural import Neural as Neural
 from fluidq.policies.queueing_analyser import QueueingAnalyser as QueueingAnalyser
 from fluidq.policies.ray_serve import RayServe as RayServe
 from fluidq.policies.ray_serve import RayServeTarget as RayServeTarget
@@ -50,6 +51,7 @@ __all__ = [
     "HeteroScale",
     "KEDATarget",
     "KPATarget",
+    "Neural",
     "Policy",
     "QueueingAnalyser",
     "RayServe",

@@ -103,6 +103,14 @@ class Policy(eqx.Module):
         """Seconds between two decisions of the law, T_s; 0 for every tick."""
         return 0.0
 
+    def movable(self) -> tuple[str, ...]:
+        """Names of `TUNABLE` that this law reads as it is set up: all, unless a choice switches some off."""
+        return tuple(type(self).TUNABLE)
+
+    def spelled_out(self) -> "Policy":
+        """The same law with the defaults that a choice implies written as numbers, so that they can move."""
+        return self
+
     def prepare(self, load: Any, fleet: Fleet) -> "Policy":
         """The policy with what it computes once from the offered load (forecasts); most laws need nothing."""
         return self

@@ -1,5 +1,6 @@
 """NVIDIA Dynamo's planner: load-based steps of one worker and throughput-based sizes, per pool."""
 
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
@@ -184,6 +185,31 @@ class DynamoPlanner(Policy):
         _, (up, down) = self._thresholds()
         return down, up
 
+    def movable(self) -> tuple[str, ...]:
+        """What the target reads: the four thresholds of load, the context of a preset, limits and filter of sla."""
+        if self.optimization_target == "load":
+            return tuple(name for name in type(self).TUNABLE if "_scale_" in name)
+        if self.optimization_target != "sla":
+            return ("context_length",)
+        load = ("load_scaling_down_sensitivity",) if self.load_based else ()
+        kalman = tuple(name for name in type(self).TUNABLE if name.startswith("kalman_"))
+        filtered = self.throughput_based and self.load_predictor == "kalman"
+        return ("ttft_ms", "itl_ms", *load, *(kalman if filtered else ()))
+
+    def spelled_out(self) -> "DynamoPlanner":
+        """A preset (target throughput or latency) as the target load with the same four thresholds, which can move."""
+        if self.optimization_target in ("load", "sla"):
+            return self
+        queue, kv = self._thresholds()
+        return replace(
+            self,
+            optimization_target="load",
+            prefill_scale_up_queue_tokens=queue[0],
+            prefill_scale_down_queue_tokens=queue[1],
+            decode_scale_up_kv_rate=100.0 * kv[0],
+            decode_scale_down_kv_rate=100.0 * kv[1],
+        )
+
     # The law
 
     def prepare(self, load: Any, fleet: Fleet) -> "DynamoPlanner":
@@ -202,7 +228,7 @@ class DynamoPlanner(Policy):
             if 0 <= float(self.max_gpu_budget) < floor:  # type: ignore[arg-type]
                 least_text = f"at least {floor:g}, the GPUs of the least workers of each pool, or -1 for no limit"
                 raise refuse("max_gpu_budget", float(self.max_gpu_budget), least_text)  # type: ignore[arg-type]
-        if not (self.throughput_based and self.load_predictor == "arima"):
+        if not (self.throughput_based and self.load_predictor == "arima") or self.forecasts is not None:
             return self
         series = _series(load, self._every(fleet), self.load_predictor_log1p)
         forecasts = np.stack([Arima().forecasts(row) for row in series], axis=-1)

@@ -338,7 +338,8 @@ class HPA(PerPool):
     """
 
     TUNABLE: ClassVar[dict[str, Tunable]] = pool_tunables(
-        **{"target": Tunable("positive"), "minReplicas": Tunable("positive"), "maxReplicas": Tunable("positive")},
+        **{"target": Tunable("positive"), "minReplicas": Tunable("positive")},
+        **{"maxReplicas": Tunable("above", "minReplicas")},
         **{f"behavior.{side}.tolerance": Tunable("share") for side in ("scaleUp", "scaleDown")},
     )
 

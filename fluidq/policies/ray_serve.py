@@ -163,7 +163,7 @@ class RayServe(PerPool):
         upscaling_factor=Tunable("positive"),
         downscaling_factor=Tunable("positive"),
         min_replicas=Tunable("positive"),
-        max_replicas=Tunable("positive"),
+        max_replicas=Tunable("above", "min_replicas"),
     )
 
     prefill: RayServeTarget | None = None

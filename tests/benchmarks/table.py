@@ -31,8 +31,8 @@ from fluidq.fleet import Fleet
 from fluidq.policies import Asked, Policy, Thresholds
 from fluidq.scenario import build_case
 from fluidq.simulate import Load, load_of, simulate
+from fluidq.space import make_space
 from fluidq.sweep import sweep
-from fluidq.tune import from_coordinates, to_coordinates
 
 WIDTH = 1.0
 
@@ -84,11 +84,12 @@ def policy_day() -> tuple[Any, Fleet, Load]:
 def measure(batch: int) -> dict[str, Any]:
     """All figures, in one process but for the imports."""
     case, fleet, load = policy_day()
-    origin = to_coordinates(case.policy)
+    space = make_space(case.policy)
+    origin = space.start()
     points = origin[None] + 0.3 * jax.random.normal(jax.random.key(0), (batch, origin.shape[0]))
 
     def cost(u: Any, width: Any) -> Any:
-        policy = from_coordinates(jnp.concatenate([u, origin[u.shape[0] :]]), case.policy)
+        policy, _ = space.at(jnp.concatenate([u, origin[u.shape[0] :]]))
         return simulate(fleet, load, policy, case.objective, width=width, record=False).cost.cost
 
     hard, relaxed = partial(cost, width=None), partial(cost, width=WIDTH)
@@ -111,7 +112,7 @@ def measure(batch: int) -> dict[str, Any]:
     gain = timed(lambda: fused(some), repeats=1) / timed(lambda: apart(some))
     one = jax.jit(hard, compiler_options=compiler_options())
     t_one = timed(lambda: one(origin), repeats=5)
-    policies = jax.vmap(lambda u: from_coordinates(u, case.policy))(points)
+    policies = jax.vmap(lambda u: space.at(u)[0])(points)
     figures = {
         "batch": batch,
         "cores": os.cpu_count(),
@@ -185,10 +186,10 @@ def gradient_memory(case: Any) -> int:
     load = Load(*(jax.ShapeDtypeStruct((ticks,), jnp.float64) for _ in Load._fields))
 
     def cost(u: Any, load: Load) -> Any:
-        policy = from_coordinates(u, case.policy)
+        policy, _ = make_space(case.policy).at(u)
         return simulate(fleet, load, policy, case.objective, width=WIDTH, record=False, checkpoint=True).cost.cost
 
-    u = to_coordinates(case.policy)
+    u = make_space(case.policy).start()
     analysis = jax.jit(jax.grad(cost), compiler_options=compiler_options()).lower(u, load).compile().memory_analysis()
     return int(analysis.temp_size_in_bytes)
 
@@ -197,8 +198,10 @@ def horizon_ratio(case: Any, fleet: Fleet, load: Load, one: Callable[[Any], Any]
     """Time of two days over that of one: 2 where cost is linear in the horizon."""
     double = Load(*(jnp.concatenate([part, part]) for part in load))
 
+    space = make_space(case.policy)
+
     def cost(u: Any) -> Any:
-        return simulate(fleet, double, from_coordinates(u, case.policy), case.objective, record=False).cost.cost
+        return simulate(fleet, double, space.at(u)[0], case.objective, record=False).cost.cost
 
     two = jax.jit(cost, compiler_options=compiler_options())
     return timed(lambda: two(origin)) / timed(lambda: one(origin))
