@@ -27,7 +27,14 @@ FLEET: dict[str, tuple[str, Tunable]] = {
     "fleet.buffer": ("plant.capacity", Tunable("positive")),
     "fleet.buffer_per_gpu": ("plant.capacity_per_gpu", Tunable("positive")),
 }
-KINDS = ("positive", "share", "real", "above")
+
+ENDS = {
+    "positive": (0.0, math.inf),
+    "share": (0.0, 1.0),
+    "percent": (0.0, 100.0),
+    "real": (-math.inf, math.inf),
+    "above": (0.0, math.inf),
+}
 
 # A coordinate this far out is a parameter at its bound: 3e-3 of the range, or of its size, is left.
 AT_BOUND = 6.0
@@ -201,8 +208,7 @@ def _parameter(
     names: Sequence[str],
     bounds: Mapping[str, tuple[float, float]],
 ) -> Parameter:
-    ends = {"positive": (0.0, math.inf), "share": (0.0, 1.0), "real": (-math.inf, math.inf), "above": (0.0, math.inf)}
-    low, high = ends[tunable.kind]
+    low, high = ENDS[tunable.kind]
     if name == "fleet.initial_gpus":  # a fleet starts with one worker of each pool at least, within its budget
         low, high = float(fleet.min_workers * sum(map(float, fleet.per_worker))), float(fleet.budget)
     value = _value(policy, fleet, name)

@@ -385,18 +385,20 @@ def _each(merit: Merit, outcomes: np.ndarray) -> np.ndarray:
     return merit.hard(outcomes[:, None, :])
 
 
-def _relaxed(search: Search, merit: Merit, descent: Descent, origin: np.ndarray) -> Relaxed | None:
-    """The best relaxed point against the start at the same width, and what the hard law makes of it."""
-    found = descent.relaxed_best
-    if found is None:
-        return None
-    u, width = found
-    points = np.stack([origin, u])
-    crossed, draws = np.repeat(points, len(search.draws), axis=0), np.tile(search.draws, 2)
-    outcomes = search.rows.relaxed(crossed, draws, width).reshape(2, len(search.draws), -1)
-    before, after = merit(outcomes, merit.duals(2))[0]
-    hard = merit.hard(search.outcomes(u[None]))[0]
-    return Relaxed(float(before), float(after), float(hard), float(width), u)
+def _relaxed(search: Search, merit: Merit, descent: Descent, origin: np.ndarray) -> Relaxed:
+    """The best relaxed point against the start at the same width, and what the hard law makes of it.
+
+    A search that did not follow the relaxed law is asked where it ended.
+    """
+    followed = descent.relaxed_best
+    ends, width = (descent.u, descent.settings.width_end) if followed is None else (followed[0][None], followed[1])
+    points = np.concatenate([origin[None], ends])
+    crossed, draws = np.repeat(points, len(search.draws), axis=0), np.tile(search.draws, len(points))
+    outcomes = search.rows.relaxed(crossed, draws, width).reshape(len(points), len(search.draws), -1)
+    merits = merit(outcomes, merit.duals(len(points)))[0]
+    index = 1 + int(np.argmin(merits[1:]))
+    hard = merit.hard(search.outcomes(points[index][None]))[0]
+    return Relaxed(float(merits[0]), float(merits[index]), float(hard), float(width), points[index])
 
 
 def _design(space: Space, chosen: Load, unseen: Load, objective: Objective, settings: Settings) -> str:

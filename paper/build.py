@@ -1,7 +1,8 @@
-"""One command for the paper: numbers, figures, appendix, then the PDF where TeX is installed.
+"""One command for the paper: results, numbers, tables, figures, appendix, then the PDF where TeX is installed.
 
-`python -m paper.build` ends with paper/build/paper.pdf; with `--check` it writes nothing and fails, naming it, on what
-is stale or missing.
+`python -m paper.build` ends with paper/build/paper.pdf. Long results are computed anew only where the code or the
+inputs that made them changed, which takes minutes; where their inputs are absent they are kept, and that is said. With
+`--check` it writes nothing and fails, naming it, on what is stale or missing.
 """
 
 import argparse
@@ -13,7 +14,8 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from paper import appendix, checks, numbers
+from paper import appendix, checks, numbers, tables
+from paper.experiments import EXPERIMENTS
 
 HERE = Path(__file__).parent
 # What the manuscript loads, and the Debian package that brings it.
@@ -38,12 +40,24 @@ def missing_packages() -> list[str]:
     return sorted(lacking)
 
 
+def refresh_results() -> list[Path]:
+    """Compute what is stale or missing; raises FileNotFoundError for a missing result whose inputs are absent."""
+    made = []
+    for experiment in EXPERIMENTS.values():
+        if reason := experiment.stale():
+            if experiment.missing:
+                raise FileNotFoundError(f"{reason}, and so is its input {', '.join(experiment.missing)}")
+            print(f"{reason}: {experiment.words} ...", flush=True)
+            made.append(experiment.refresh())
+    return made
+
+
 def write_generated() -> list[Path]:
-    """numbers.tex and appendix.tex; equations.tex belongs to `python -m derivations --write`."""
-    for path, text in ((numbers.FILE, numbers.render()), (appendix.FILE, appendix.render())):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    return [numbers.FILE, appendix.FILE]
+    """numbers.tex, tables.tex and appendix.tex; equations.tex belongs to `python -m derivations --write`."""
+    for module in (numbers, tables, appendix):
+        module.FILE.parent.mkdir(exist_ok=True)
+        module.FILE.write_text(module.render(), encoding="utf-8")
+    return [numbers.FILE, tables.FILE, appendix.FILE]
 
 
 def draw_figures(folder: Path = HERE / "figures") -> list[Path]:
@@ -81,11 +95,13 @@ def run(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m paper.build", description="Build the paper, or check it.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail on what is stale or missing")
     args = parser.parse_args(argv)
+    kept = checks.unchecked_results()
     if args.check:
         wrong = checks.problems()
-        print("\n".join(wrong) or "the paper is fresh and whole")
+        print("\n".join([*kept, *(wrong or ["the paper is fresh and whole"])]))
         return 1 if wrong else 0
-    for path in (*write_generated(), *draw_figures()):
+    print("\n".join(kept), end="\n" if kept else "")
+    for path in (*refresh_results(), *write_generated(), *draw_figures()):
         print(f"wrote paper/{path.relative_to(HERE)}")
     wrong = checks.problems()
     print("\n".join(wrong), end="\n" if wrong else "")

@@ -6,13 +6,14 @@ from pathlib import Path
 
 from derivations import to_latex
 from derivations.core import topics
-from paper import appendix, numbers
+from paper import appendix, numbers, tables
+from paper.experiments import EXPERIMENTS
 
 HERE = Path(__file__).parent
 TEX, BIB, EQUATIONS = HERE / "paper.tex", HERE / "refs.bib", HERE / "generated" / "equations.tex"
 
-MACRO = re.compile(r"\\((?:Eq|Num)[A-Za-z]+)")
-DEFINITION = re.compile(r"^\\newcommand\{\\((?:Eq|Num)[A-Za-z]+)\}\{(.*)\}(?:%.*)?$", re.MULTILINE)
+MACRO = re.compile(r"\\((?:Eq|Num|Tab)[A-Za-z]+)")
+DEFINITION = re.compile(r"^\\newcommand\{\\((?:Eq|Num|Tab)[A-Za-z]+)\}\{(.*?)(?:\}(?:%.*)?|%)$", re.MULTILINE)
 # Arguments in which a number is no result: keys, file names, measures of the layout.
 LAYOUT = re.compile(
     r"\\(?:label|ref|eqref|cite[a-z]*|includegraphics|input|begin|end|bibliography|bibliographystyle|cmidrule|vspace|"
@@ -34,7 +35,7 @@ def body(tex: str) -> str:
 
 
 def macros(tex: str, definitions: Iterable[str], extra: str = "") -> list[str]:
-    r"""Every \Eq and \Num macro used is defined once, and each defined one is used (`extra`: the made appendix)."""
+    r"""Every \Eq, \Num and \Tab macro used is defined once, each defined one is used (`extra`: the made appendix)."""
     names = [name for text in definitions for name, _ in DEFINITION.findall(text)]
     used = set(MACRO.findall(body(tex))) | set(MACRO.findall(uncommented(extra)))
     wrong = [f"\\{name} is used but not defined" for name in sorted(used - set(names))]
@@ -108,11 +109,23 @@ def stale(folder: Path = HERE / "generated") -> list[str]:
     for name, text, command in (
         (EQUATIONS.name, equations(), "python -m derivations --write"),
         (numbers.FILE.name, numbers.render(), "python -m paper.build"),
+        (tables.FILE.name, tables.render(), "python -m paper.build"),
     ):
         path = folder / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             wrong.append(f"{name} is {'stale' if path.exists() else 'missing'}; run {command}")
     return wrong
+
+
+def stale_results() -> list[str]:
+    """Kept results that other code or other inputs made, or that are missing."""
+    reasons = [experiment.stale() for experiment in EXPERIMENTS.values()]
+    return [f"{reason}; run python -m paper.build" for reason in reasons if reason]
+
+
+def unchecked_results() -> list[str]:
+    """Kept results of which nothing can be said here, and why."""
+    return [reason for experiment in EXPERIMENTS.values() if (reason := experiment.unchecked())]
 
 
 def scripts() -> list[str]:
@@ -122,14 +135,16 @@ def scripts() -> list[str]:
 
 def problems() -> list[str]:
     """Everything that is stale, missing or left over."""
-    missing = [path for path in (TEX, BIB, EQUATIONS, numbers.FILE) if not path.exists()]
+    missing = [path for path in (TEX, BIB, EQUATIONS, numbers.FILE, tables.FILE) if not path.exists()]
+    missing += [experiment.path for experiment in EXPERIMENTS.values() if not experiment.path.exists()]
     if missing:
-        return [f"paper/{path.relative_to(HERE)} is missing" for path in missing]
+        return [f"paper/{path.relative_to(HERE)} is missing; run python -m paper.build" for path in missing]
     tex, bib = TEX.read_text(encoding="utf-8"), BIB.read_text(encoding="utf-8")
-    values = numbers.FILE.read_text(encoding="utf-8")
+    values, rows = (path.read_text(encoding="utf-8") for path in (numbers.FILE, tables.FILE))
     return [
+        *stale_results(),
         *stale(),
-        *macros(tex, (equations(), values), appendix.render()),
+        *macros(tex, (equations(), values, rows), appendix.render()),
         *displays(tex),
         *figure_scripts(tex, scripts()),
         *references(tex, bib),

@@ -142,9 +142,17 @@ def test_the_dead_band_gives_the_size_from_which_nothing_flaps():
 
 
 def test_a_law_that_states_nothing_gets_the_defaults():
-    f = facts(Thresholds(), small_fleet(), mean_mix(default_workload(seed=0)))
+    f = facts(Law(), small_fleet(), mean_mix(default_workload(seed=0)))
     assert (f.detection, f.gain, f.dead_band, f.steady_size) == (15.0, None, None, 0.0)
     assert math.isinf(f.slew)
+
+
+def test_thresholds_hold_and_move_by_their_step():
+    fleet = small_fleet(cold_start=60.0)
+    f = facts(Thresholds(step=4.0), fleet, mean_mix(default_workload(seed=0)))
+    assert f.hold_while_pending
+    assert f.up_step == 4.0  # workers of one GPU each
+    assert f.slew == pytest.approx(4.0 / (15.0 + 60.0))
 
 
 def test_a_law_that_never_acts_never_reacts():

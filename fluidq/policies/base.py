@@ -82,7 +82,10 @@ class Asked(NamedTuple):
 
 
 class Tunable(NamedTuple):
-    """How a parameter may move: `kind` is positive, share (0 to 1), real, or above (more than the field `other`)."""
+    """How a parameter may move.
+
+    `kind` is positive, share (0 to 1), percent (0 to 100), real, or above (more than the field `other`).
+    """
 
     kind: str
     other: str = ""

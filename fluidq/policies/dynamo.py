@@ -96,7 +96,7 @@ class DynamoPlanner(Policy):
     TUNABLE: ClassVar[dict[str, Tunable]] = {
         "ttft_ms": Tunable("positive"),
         "itl_ms": Tunable("positive"),
-        "load_scaling_down_sensitivity": Tunable("positive"),
+        "load_scaling_down_sensitivity": Tunable("percent"),
         "prefill_scale_up_queue_tokens": Tunable("above", "prefill_scale_down_queue_tokens"),
         "prefill_scale_down_queue_tokens": Tunable("positive"),
         "decode_scale_up_kv_rate": Tunable("above", "decode_scale_down_kv_rate"),

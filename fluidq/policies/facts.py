@@ -7,8 +7,8 @@ read with a default, so a law states what it has (properties and methods of the 
   a worker, by the law's own clock: sample period + averaging window + up-stabilisation. Default: `period`. Without the
   cold start, and without delays of the metrics outside the law (an argument of `facts`).
 - `hold_while_pending` (property, bool): True if it asks for nothing more while workers start. Default: False.
-- `up_step` (property, number of workers): most workers that one decision adds to a pool; inf for no limit, which is the
-  default.
+- `up_step` (property, number of workers; or `up_gpus`, in GPUs): most workers that one decision adds to a pool; inf for
+  no limit, which is the default.
 - `gain(fleet, mix)` (method, [1/s] or None): share of a displaced queue that the asked workers correct per second, g of
   D18's Q' = -g Q(t - tau). 0.0 for a law that does not look at a stock (feed-forward: nothing to oscillate); None
   for a relay or an incremental law, to which D18 does not apply. Default: None.
@@ -227,7 +227,8 @@ def facts(
         raise refuse("stock", stock, f"between 0 and the capacity of {capacity:g} B")
 
     hold = bool(getattr(policy, "hold_while_pending", False))
-    step = float(getattr(policy, "up_step", math.inf))
+    gpus = getattr(policy, "up_gpus", None)
+    step = float(getattr(policy, "up_step", math.inf) if gpus is None else gpus / min(map(float, fleet.per_worker)))
     gain = policy.gain(fleet, mix) if hasattr(policy, "gain") else None  # type: ignore[attr-defined]
     band = policy.dead_band(fleet, mix) if hasattr(policy, "dead_band") else None  # type: ignore[attr-defined]
     gain = None if gain is None else float(gain)

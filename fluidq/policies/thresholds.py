@@ -82,6 +82,16 @@ class Thresholds(Policy):
         if float(self.step) <= 0:
             raise refuse("step", float(self.step), "a number of GPUs > 0")
 
+    @property
+    def hold_while_pending(self) -> bool:
+        """True: nothing changes while workers are starting."""
+        return True
+
+    @property
+    def up_gpus(self) -> Scalar:
+        """Most GPUs that one decision adds, to both pools together."""
+        return self.step
+
     def initial(self, fleet: Fleet, width: Scalar | None) -> Asked:
         """Workers at time 0: the fleet's first GPUs, split by this law's own ratio."""
         return split(fleet.initial_gpus, self.ratio, fleet, width)

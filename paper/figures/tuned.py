@@ -6,20 +6,19 @@ from matplotlib import style
 from matplotlib.figure import Figure
 
 from fluidq import plot
-from paper.experiment import experiment, trajectories
+from paper.experiments.tuning import case, trajectories
 
-INPUTS = ("paper.experiment: the embedded default day, replayed before and after the search",)
+INPUTS = ("paper/measured/tuning.json: the laws before and after; paper.experiments.tuning: the day, replayed now",)
 TARGET = Path(__file__).with_suffix(".pdf")
 
 
 def draw(path: Path = TARGET) -> Path:
     """Write the figure and say where."""
-    case = experiment().case
     with style.context(plot.STYLE):
         figure = Figure(figsize=(6.4, 5.4), layout="constrained")
         axes = figure.subplots(4, 1, sharex=True)
-        plot.trajectories(trajectories(), case.fleet, case.objective, axes)
-        axes[-1].set_xlim(0, case.workload.duration / 3600)
+        plot.trajectories(trajectories(), case().fleet, case().objective, axes)
+        axes[-1].set_xlim(0, case().workload.duration / 3600)
         return plot.save(figure, path)
 
 
