@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float64
@@ -217,14 +218,14 @@ def _controlled(fleet: Fleet, requests: Requests, policy: Policy) -> Control:
     policy = policy.prepare(_load(requests, fleet.interval), fleet)
     asked = policy.initial(fleet, None)
     memory = policy.start(fleet, asked)
-
-    @eqx.filter_jit
-    def law(memory: Any, reading: Reading) -> tuple[Any, Any]:
-        return policy.decide(memory, reading, fleet, None)
+    # Numbers as arrays: another replay is then no other compilation.
+    law = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, float) else x, (policy, fleet))
 
     def decide(time: float, seen: dict[str, float]) -> tuple[int, int]:
         nonlocal memory
-        memory, wanted = law(memory, Reading(**{name: jnp.asarray(seen[name]) for name in Reading._fields}))
+        values = {name: jnp.asarray(seen[name]) for name in Reading._fields}
+        reading = Reading(**{**values, "index": jnp.asarray(round(seen["index"]))})
+        memory, wanted = _decided(*law, memory, reading)
         prefill, decode = (round(float(n)) for n in wanted)
         if policy.KEEPS_BUDGET:
             return prefill, decode
@@ -232,6 +233,11 @@ def _controlled(fleet: Fleet, requests: Requests, policy: Policy) -> Control:
 
     prefill, decode = (round(float(n)) for n in asked)
     return Control(decide, (prefill, decode))
+
+
+@eqx.filter_jit
+def _decided(policy: Policy, fleet: Fleet, memory: Any, reading: Reading) -> tuple[Any, Any]:
+    return policy.decide(memory, reading, fleet, None)
 
 
 def _fitted(fleet: Fleet, wanted: tuple[int, int], now: tuple[int, int]) -> tuple[int, int]:

@@ -162,6 +162,7 @@ class TuneResult:
     fleet_before: Fleet | None = None
     fleet_after: Fleet | None = None
     workload: Workload | None = None
+    also: tuple[Workload, ...] = ()
     objective: Objective | None = None
     relaxed: Relaxed | None = None
     estimator: str = "pathwise"
@@ -314,6 +315,7 @@ def tune(
         fleet_before=fleet,
         fleet_after=fleet_after,
         workload=workload,
+        also=tuple(also),
         objective=objective,
         relaxed=_relaxed(search, merit, descent, origin),
         estimator=descent.estimator,

@@ -114,7 +114,7 @@ def test_the_code_of_a_result_is_what_it_imports():
     found = measure.closure(["paper.experiments.day"])
     assert {"fluidq.simulate", "fluidq.plant", "fluidq.policies.hpa", "fluidq.formulas.balance"} <= found
     assert {"fluidq.clairvoyant", "paper.measure"} <= found
-    assert not {"fluidq.replay", "fluidq.cli", "paper.experiments.traces"} & found
+    assert not {"fluidq.events", "fluidq.cli", "paper.experiments.traces"} & found
 
 
 def test_comments_and_docstrings_are_not_code(monkeypatch, tmp_path):
@@ -141,6 +141,7 @@ def test_a_check_says_what_it_cannot_see(monkeypatch, capsys):
     )
     monkeypatch.setattr(checks, "EXPERIMENTS", {"x": idle})
     monkeypatch.setattr(numbers, "render", lambda: NUMBERS)
+    monkeypatch.setattr(tables, "render", lambda: TABLES)
     assert build.run(["--check"]) == 0
     assert capsys.readouterr().out.splitlines()[0] == "measured/x.json is kept as it is: no y"
     idle.stale = lambda: "measured/x.json is stale: y changed"
@@ -157,6 +158,7 @@ def test_equations_are_those_of_the_derivations():
 
 def test_a_stale_and_a_missing_file_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr(numbers, "render", lambda: NUMBERS)
+    monkeypatch.setattr(tables, "render", lambda: TABLES)
     (tmp_path / "equations.tex").write_text(checks.equations().replace("phi", "psi"), encoding="utf-8")
     assert checks.stale(tmp_path) == [
         "equations.tex is stale; run python -m derivations --write",

@@ -33,7 +33,8 @@ def results():
     fleet = small_fleet()
     run = fq.simulate(fleet, LOAD, Thresholds())
     price = {"worth": 3.0, "error": 0.5, "label": "cold start", "per": "1 s less"}
-    table = polars.DataFrame({"policy": ["a", "a", "b"], "fleet.cold_start": [30.0, 60.0, 30.0], "cost": [1.0, 2.0, 3.0]})
+    columns = {"policy": ["a", "a", "b"], "fleet.cold_start": [30.0, 60.0, 30.0], "cost": [1.0, 2.0, 3.0]}
+    table = polars.DataFrame(columns)
     named = lambda kind, **fields: type(kind.__name__, (), fields)()  # noqa: E731
     hard = {"gpu_hours": 4.0, "slo_loss": 1.0, "lost_flow": 0.0, "stalled_flow": 0.5, "churn": 0.0}
     return {

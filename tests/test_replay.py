@@ -19,10 +19,10 @@ from fluidq.figures._fluid_vs_requests import CASES, FluidVsRequests, compute, f
 from fluidq.formulas import aggregated
 from fluidq.objective import Objective
 from fluidq.plant import Plant
-from fluidq.policies import Thresholds
+from fluidq.policies import BalanceTracking, Thresholds
 from fluidq.replay import Control, Ensemble, Estimate, Requests, Run, Schedule, draw, replay, replicate
 from fluidq.simulate import Fleet, simulate
-from fluidq.workload import Workload
+from fluidq.workload import Workload, default_workload
 from tests.benchmarks import fluid_vs_requests as experiment
 from tests.helpers import small_fleet, small_plant
 
@@ -608,3 +608,12 @@ def test_worst_error_sees_a_difference():
     data = compute()
     rows = [{**row, "ttft": {**row["ttft"], "corrected": row["ttft"]["requests"] * 1.5}} for row in data.rows]
     assert FluidVsRequests(data.case, rows).worst_error == pytest.approx(0.5)
+
+
+def test_laws_that_index_their_memory_run_on_requests_too():
+    """The tick's number is a whole number there as in the fluid."""
+    fleet = small_fleet()
+    load = default_workload(seed=0).slice(0, 600)
+    run = replay(fleet, draw(load, seed=0), BalanceTracking())
+    assert run.arrived > 1000
+    assert run.done > 0.9 * run.arrived

@@ -16,6 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--trace", metavar="FILE", help="requests or windows, see `fluidq inspect`; default: the embedded day")
     add("--policies", metavar="NAMES", help="names or policy files, separated by commas (default: all)")
     add("--pool", choices=("prefill", "decode"), help="of a policy file that scales one pool and does not say which")
+    add("--no-bound", action="store_true", help="leave out the clairvoyant bound, the least that any policy could cost")
     add("--list", action="store_true", help="name every law")
     add("--seed", type=int, metavar="N", help="of the embedded workload")
 
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         if file is not None:
             said += [f"{name}: {note}" for note in file.notes]
             said += [f"{name}: not represented: {part}" for part in file.unrepresented]
-    result = compare(case.fleet, case.workload, chosen, case.objective, progress=not args.json)
+    result = compare(case.fleet, case.workload, chosen, case.objective, bound=not args.no_bound, progress=not args.json)
     data = {**result.to_dict(), "workload": case.workload_dict(), "phi": case.phi, "notes": [*case.notes, *said]}
     if out:
         write_json(out / "compare.json", data)

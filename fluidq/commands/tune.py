@@ -1,6 +1,8 @@
 """`fluidq tune`: an autoscaler's parameters by gradient, judged on its hard law, with a certificate."""
 
 import argparse
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from fluidq._errors import refuse
 from fluidq.commands._case import overrides
@@ -18,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--trace", metavar="FILE", help="a recorded load, see `fluidq inspect`; plain, gzip or zstd")
     add("--seed", type=int, metavar="N", help="of the embedded workload, the starts and the unseen draws")
     add("--resume", action="store_true", help="go on from the checkpoint that an interrupted run left in --out")
+    add("--no-bound", action="store_true", help="leave the clairvoyant bound out of the certificate")
     add("--no-replay", action="store_true", help="leave the sample of single requests out of the certificate")
 
 
@@ -38,8 +41,11 @@ def run(args: argparse.Namespace) -> int:
     quiet = {"progress": not args.json}
     files = {"checkpoint": out / "tune.checkpoint", "log": out / "tune.log.jsonl"} if out else {}
     given = (case.fleet, case.workload, case.policy, case.objective, case.settings)
-    result = tune(*given, moves=case.moves, resume=args.resume, **files, **quiet)
-    result.certificate = certify(result, **({"replay": 0} if args.no_replay else {}), **quiet)
+    asked = {"replay": 0} if args.no_replay else {}
+    with ThreadPoolExecutor(1) as pool:  # the bound needs no result: it is found beside the search
+        least = None if args.no_bound else pool.submit(_bound, case)
+        result = tune(*given, moves=case.moves, resume=args.resume, **files, **quiet)
+        result.certificate = certify(result, bound=False if least is None else least.result(), **asked, **quiet)
     data = {**result.to_dict(), "workload": case.workload_dict(), "phi": case.phi, "notes": case.notes}
     if out:
         from fluidq.report import tune_figures
@@ -48,3 +54,14 @@ def run(args: argparse.Namespace) -> int:
         tune_figures(case, result, out)
     show(args, data, lambda: tune_text(case, result, args.out))
     return 0 if result.certificate.verdict == "holds" else 1
+
+
+def _bound(case: Any) -> float | bool:
+    """The clairvoyant bound; True where it cannot be: the certificate then says why."""
+    from fluidq._errors import InputError
+    from fluidq.clairvoyant import clairvoyant
+
+    try:
+        return clairvoyant(case.fleet, case.workload, case.objective, progress=False).value
+    except InputError:
+        return True

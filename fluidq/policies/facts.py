@@ -227,8 +227,9 @@ def facts(
         raise refuse("stock", stock, f"between 0 and the capacity of {capacity:g} B")
 
     hold = bool(getattr(policy, "hold_while_pending", False))
-    gpus = getattr(policy, "up_gpus", None)
-    step = float(getattr(policy, "up_step", math.inf) if gpus is None else gpus / min(map(float, fleet.per_worker)))
+    step = float(getattr(policy, "up_step", math.inf))
+    if (most_gpus := getattr(policy, "up_gpus", None)) is not None:
+        step = float(most_gpus) / min(map(float, fleet.per_worker))
     gain = policy.gain(fleet, mix) if hasattr(policy, "gain") else None  # type: ignore[attr-defined]
     band = policy.dead_band(fleet, mix) if hasattr(policy, "dead_band") else None  # type: ignore[attr-defined]
     gain = None if gain is None else float(gain)
