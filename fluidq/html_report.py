@@ -75,9 +75,13 @@ def _comparison(report: Report) -> str:
     for row in report.comparison.rows():
         numbers = [f"{row[key]:,.0f}" for key in ("cost", "gpu_hours", "slo_loss")]
         numbers += [f"{report.minutes_lost[row['policy']]:,.0f}", f"{100 * row['slo_attainment']:.1f} %"]
-        rows.append((row["policy"], *numbers, f"{row['actions']:,.0f}"))
-    head = ("policy", "cost [GPU-h]", "GPU-hours", "SLO loss [GPU-h]", "minutes lost", "in SLO", "actions")
+        rows.append((row["policy"], *numbers, f"{row['actions']:,.0f}", _ratio(row["bound_ratio"])))
+    head = ("policy", "cost [GPU-h]", "GPU-hours", "SLO loss [GPU-h]", "minutes lost", "in SLO", "actions", "cost / bound")
     return _table(head, rows, own=report.name)
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
 
 
 def _table(head: tuple[str, ...], rows: Any, own: str | None = None) -> str:

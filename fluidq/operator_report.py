@@ -131,7 +131,7 @@ def operator_report(
         start = policy if isinstance(policy, Thresholds) else case.policy
         tuned = tune(case.fleet, case.workload, start, case.objective, tuning, progress=progress)
         laws["thresholds, tuned"] = tuned.after
-    result = compare(case.fleet, case.workload, laws, case.objective, progress=progress)
+    result = compare(case.fleet, case.workload, laws, case.objective, bound=True, progress=progress)
     late = {key: _late(run.trajectory, case) for key, run in result.runs.items()}
     own = result.runs[name].trajectory
     assert own is not None

@@ -67,11 +67,7 @@ def tune_text(case: Case, result: TuneResult, out: str | None) -> str:
     lines += [
         f"{'cost on unseen draws':<28}{mean_before:>12,.1f}{mean_after:>12,.1f}  GPU-h, better on {wins} of "
         f"{len(result.unseen_after)}",
-        "",
-        f"Gradient    {result.estimator}: {result.why}",
     ]
-    if result.health:
-        lines.append(f"Health      {len(result.health)} steps not taken; the first: {result.health[0]}")
     if result.stopped is not None:
         waited = f"no better hard cost for {result.settings.patience} judgements"
         lines.append(f"Stopped     after {result.stopped} steps: {waited}")

@@ -38,6 +38,7 @@ class Case:
     load_scale: float
     phi: float
     moves: Moves = field(default_factory=Moves)
+    also: tuple[Workload, ...] = ()
     report: ReadReport | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -77,11 +78,17 @@ def read_scenario(path: str | None) -> dict[str, dict[str, Any]]:
         raise InputError(f"scenario file {path!r} cannot be read as UTF-8 text: {error}.") from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"scenario file {path!r} is not TOML: {error}.") from None
-    trace = raw.get("workload", {}).get("trace") if isinstance(raw.get("workload"), dict) else None
     checked = check_keys(raw, path)
-    if isinstance(trace, str):  # a trace is named relative to the scenario that names it
-        checked["workload"]["trace"] = str(Path(path).parent / trace)
+    here = Path(path).parent  # a trace is named relative to the scenario that names it
+    if "trace" in checked.get("workload", {}):
+        checked["workload"]["trace"] = str(here / checked["workload"]["trace"])
+    if "also" in checked.get("tune", {}):
+        checked["tune"]["also"] = ",".join(str(here / name) for name in _names(checked["tune"]["also"]))
     return checked
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _yaml(text: str, path: str) -> dict[str, Any]:
@@ -201,6 +208,10 @@ def build_case(
     budget = float(conf["fleet"]["gpus"])
     scale = _scale(work, load, gpu_seconds, budget, notes)
     load = load.scaled(scale)
+    also = []
+    for name in _names(conf["tune"].pop("also", "")):
+        other, _ = read_trace(name, conf["fleet"]["interval"])
+        also.append(other.scaled(_scale(work, other, gpu_seconds, budget, notes)))
 
     plant = _plant(deployment, conf["fleet"])
     pair = deployment.gpus_per_prefill_worker + deployment.gpus_per_decode_worker
@@ -240,6 +251,7 @@ def build_case(
         load_scale=scale,
         phi=phi,
         moves=moves,
+        also=tuple(also),
         report=report,
         notes=notes,
     )

@@ -100,6 +100,7 @@ KEYS: dict[str, dict[str, Key]] = {
         "sigma": Key("1", "their spread, in unconstrained coordinates"),
         "risk": Key(str, "what counts over workloads and draws", RISKS),
         "risk_share": Key("1", "share of the draws, the worst, that cvar averages"),
+        "also": Key(str, "further traces that count as much as the workload, separated by commas"),
         "attainment": Key("1", "least SLO attainment; the search then lowers what is paid, subject to it"),
         "realisations": Key(int, "further draws that choose among candidates"),
         "unseen": Key(int, "draws that only the verdict sees"),

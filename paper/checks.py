@@ -1,5 +1,6 @@
 """What can be wrong with the manuscript, found without TeX: each check returns sentences, none when all is well."""
 
+import importlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -133,6 +134,19 @@ def scripts() -> list[str]:
     return sorted(path.stem for path in (HERE / "figures").glob("*.py") if not path.stem.startswith("_"))
 
 
+def inputs(names: Iterable[str]) -> list[str]:
+    """Every figure script says what it draws, and the results that it names exist."""
+    wrong = []
+    for name in names:
+        said = getattr(importlib.import_module(f"paper.figures.{name}"), "INPUTS", ())
+        if not said:
+            wrong.append(f"figures/{name}.py does not name its inputs")
+        for result in re.findall(r"paper/measured/(\w+)\.json", " ".join(said)):
+            if result not in EXPERIMENTS:
+                wrong.append(f"figures/{name}.py names measured/{result}.json, which no experiment makes")
+    return wrong
+
+
 def problems() -> list[str]:
     """Everything that is stale, missing or left over."""
     missing = [path for path in (TEX, BIB, EQUATIONS, numbers.FILE, tables.FILE) if not path.exists()]
@@ -147,6 +161,8 @@ def problems() -> list[str]:
         *macros(tex, (equations(), values, rows), appendix.render()),
         *displays(tex),
         *figure_scripts(tex, scripts()),
+        *inputs(scripts()),
         *references(tex, bib),
         *typed_numbers(tex, values),
+        *numbers.claims(),
     ]

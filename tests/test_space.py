@@ -11,7 +11,7 @@ from fluidq._errors import InputError
 from fluidq._moves import apply_moves, read_moves
 from fluidq.laws import LAWS, law
 from fluidq.policies import HPA, PARAMETERS, BalanceTracking, DynamoPlanner, HPATarget, Neural, Thresholds
-from fluidq.scenario import build_case, check_keys
+from fluidq.scenario import build_case, check_keys, read_scenario
 from fluidq.scenario_keys import MOVE_KINDS, template
 from fluidq.simulate import simulate
 from fluidq.space import FLEET, find, make_space, tunables
@@ -191,3 +191,14 @@ def test_the_template_shows_the_section_and_is_a_scenario():
 
     assert "[parameters]" in template()
     assert check_keys(tomllib.loads(template()))
+
+
+def test_further_traces_are_read_beside_the_scenario_and_scaled_to_the_same_share(tmp_path):
+    lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
+    lines += [f"2023-11-16 18:{m:02d}:{s:02d}.0000000,1000,200" for m in range(10) for s in range(0, 60, 5)]
+    (tmp_path / "b.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "s.toml").write_text('[workload]\ndays = 0.05\n[tune]\nalso = "b.csv"\n')
+    case = build_case(read_scenario(str(tmp_path / "s.toml")), checked=True)
+    (other,) = case.also
+    demand = other.requests / other.duration * float(case.fleet.request_gpu_seconds)
+    assert demand == pytest.approx(0.25 * float(case.fleet.budget), rel=1e-9)

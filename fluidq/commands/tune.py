@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     asked = {"replay": 0} if args.no_replay else {}
     with ThreadPoolExecutor(1) as pool:  # the bound needs no result: it is found beside the search
         least = None if args.no_bound else pool.submit(_bound, case)
-        result = tune(*given, moves=case.moves, resume=args.resume, **files, **quiet)
+        result = tune(*given, moves=case.moves, also=case.also, resume=args.resume, **files, **quiet)
         result.certificate = certify(result, bound=False if least is None else least.result(), **asked, **quiet)
     data = {**result.to_dict(), "workload": case.workload_dict(), "phi": case.phi, "notes": case.notes}
     if out:
@@ -57,11 +57,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _bound(case: Any) -> float | bool:
-    """The clairvoyant bound; True where it cannot be: the certificate then says why."""
+    """The clairvoyant bound over all workloads; True where it cannot be: the certificate then says why."""
     from fluidq._errors import InputError
     from fluidq.clairvoyant import clairvoyant
 
     try:
-        return clairvoyant(case.fleet, case.workload, case.objective, progress=False).value
+        every = (case.workload, *case.also)
+        return sum(clairvoyant(case.fleet, load, case.objective, progress=False).value for load in every)
     except InputError:
         return True

@@ -83,8 +83,12 @@ class Server:
                 for points, box in alike:
                     piece = slice(first, first + len(points))
                     first = piece.stop
-                    box.append(whole if isinstance(whole, BaseException) else jax.tree.map(lambda x: x[piece], whole))
+                    box.append(whole if isinstance(whole, BaseException) else _part(whole, piece))
                 self._changed.notify_all()
+
+
+def _part(whole: Any, piece: slice) -> Any:
+    return jax.tree.map(lambda x: x[piece], whole)
 
 
 def padded(call: Callable[[np.ndarray], Any], points: np.ndarray) -> Any:
