@@ -29,7 +29,8 @@ class Descent:
         self._update = jax.jit(jax.vmap(self._one))
         self._widths = np.geomspace(settings.width_start, settings.width_end, settings.steps)
         self.own_limit = float(merit.hard(given[None, :own])[0])
-        self.best_merit, self.best = float(merit.hard(given[None])[0]), None
+        own_merit = merit.hard(given[None, :own])
+        self.best_merit, self.best = float(merit.where_broken(own_merit, merit.hard(given[None]))[0]), None
         self.judged: list[tuple[int, float]] = [(0, self.best_merit)]
         self.step, self.waited = 0, 0
         self.history: list[np.ndarray] = []
@@ -146,8 +147,10 @@ class Descent:
         points = np.repeat(self.u, rows.draws, axis=0)
         outcomes = rows.hard(points, np.tile(range(rows.draws), len(self.u))).reshape(len(self.u), rows.draws, -1)
         merits = self.merit.hard(outcomes)
-        # The workloads themselves come first: a candidate must beat the given policy there, not only on average.
-        merits = np.where(self.merit.hard(outcomes[:, : self.own]) <= self.own_limit, merits, np.inf)
+        # The workloads themselves come first: a candidate must beat the given policy there, not only on average, and
+        # where it breaks the constraint there it ranks among those that break it.
+        own = self.merit.hard(outcomes[:, : self.own])
+        merits = np.where(own <= self.own_limit, self.merit.where_broken(own, merits), np.inf)
         index = int(np.argmin(merits))
         if merits[index] < self.best_merit:
             self.best_merit, self.best, self.waited = float(merits[index]), self.u[index].copy(), 0

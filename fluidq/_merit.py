@@ -62,6 +62,12 @@ class Merit(NamedTuple):
         gap = self._gap(outcomes)[1]
         return np.where(gap > 0, BROKEN * self.scale * (1.0 + gap), merit)
 
+    def where_broken(self, own: np.ndarray, merits: np.ndarray) -> np.ndarray:
+        """The merits, and in place of one whose own workloads break the constraint the worse of the two."""
+        if self.attainment is None:
+            return merits
+        return np.where(own >= BROKEN * self.scale, np.maximum(own, merits), merits)
+
     def tightened(self, duals: Duals, outcomes: np.ndarray, before: np.ndarray | None) -> tuple[Duals, np.ndarray]:
         """The duals after outcomes at the present points, and their gaps; stiffer where a gap has not halved."""
         if self.attainment is None:

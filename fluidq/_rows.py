@@ -64,7 +64,7 @@ class Rows:
 
     def slopes(self, u: Float[Array | np.ndarray, "rows parameters"], draws: Any, width: float) -> Slopes:
         """Outcomes under the relaxed law with their path-wise derivatives."""
-        self.counted += len(u) * (1 + len(self.space.parameters))
+        self.counted += len(u) * (1 + len(self.space.labels))
         return Slopes(*self._blocks("slopes", u, draws, width))
 
     def of(self, policy: Any, fleet: Any = None) -> np.ndarray:
@@ -80,7 +80,7 @@ class Rows:
         size = min(MOST[kind], -(-len(u) // STEP) * STEP)
         wide = None if width is None else jnp.asarray(width, dtype=jnp.float64)
         space = _arrays(self.space)
-        call = _call(kind, len(self.space.parameters) <= FEW)
+        call = _call(kind, len(self.space.labels) <= FEW)
 
         def run(start: int) -> Any:
             # The last block is filled up with its own last row: few shapes, few compilations.

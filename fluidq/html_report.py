@@ -76,7 +76,8 @@ def _comparison(report: Report) -> str:
         numbers = [f"{row[key]:,.0f}" for key in ("cost", "gpu_hours", "slo_loss")]
         numbers += [f"{report.minutes_lost[row['policy']]:,.0f}", f"{100 * row['slo_attainment']:.1f} %"]
         rows.append((row["policy"], *numbers, f"{row['actions']:,.0f}", _ratio(row["bound_ratio"])))
-    head = ("policy", "cost [GPU-h]", "GPU-hours", "SLO loss [GPU-h]", "minutes lost", "in SLO", "actions", "cost / bound")
+    parts = ("cost [GPU-h]", "GPU-hours", "SLO loss [GPU-h]")
+    head = ("policy", *parts, "minutes lost", "in SLO", "actions", "cost / bound")
     return _table(head, rows, own=report.name)
 
 

@@ -7,7 +7,7 @@ so every point of R^n is a policy that keeps its order and its bounds.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -42,16 +42,22 @@ AT_BOUND = 6.0
 BESIDE = 1e-6
 
 
-class Parameter(NamedTuple):
-    """One free parameter: its name, its range (`inf` for no end), what it must exceed ("" for nothing), its size, and
-    its shape: () but for the arrays of weights of a network."""
+class Parameter(eqx.Module):
+    """One free parameter.
 
-    name: str
-    low: float
-    high: float
-    over: str
-    size: float
-    shape: tuple[int, ...] = ()
+    Attributes:
+        name, over: its own, and what it must exceed ("" for nothing). low, high: its range, `inf` for no end.
+        size: the unit of its coordinate. shape: () but for the arrays of weights of a network.
+        ended: which ends are finite; as the names and the shape part of the program, which the numbers are not.
+    """
+
+    name: str = eqx.field(static=True)
+    low: Any
+    high: Any
+    over: str = eqx.field(static=True)
+    size: Any
+    shape: tuple[int, ...] = eqx.field(static=True, default=())
+    ended: tuple[bool, bool] = eqx.field(static=True, default=(False, False))
 
     @property
     def width(self) -> int:
@@ -67,7 +73,7 @@ class Space(eqx.Module):
         policy, fleet: everything else, as it stays; `fleet` is None where a problem needs none (`fluidq.watched`).
     """
 
-    parameters: tuple[Parameter, ...] = eqx.field(static=True)
+    parameters: tuple[Parameter, ...]
     policy: Any
     fleet: Any
 
@@ -95,7 +101,7 @@ class Space(eqx.Module):
         for p in self.parameters:
             low, high = self._ends(p, values)
             x = jnp.asarray(values[p.name], dtype=jnp.float64)
-            out.append(jnp.ravel(_to_line(x, low, high, p.size)))
+            out.append(jnp.ravel(_to_line(x, low, high, p)))
         return jnp.concatenate(out)
 
     def values(self, u: Float[Array, " parameters"]) -> dict[str, Array]:
@@ -104,7 +110,7 @@ class Space(eqx.Module):
         first = 0
         for p in self.parameters:
             low, high = self._ends(p, out)
-            out[p.name] = _from_line(u[first : first + p.width].reshape(p.shape), low, high, p.size)
+            out[p.name] = _from_line(u[first : first + p.width].reshape(p.shape), low, high, p)
             first += p.width
         return out
 
@@ -216,7 +222,7 @@ def _parameter(
     if shape:
         if tunable.kind != "real" or name in bounds:
             raise refuse(f"parameters.{name}", "bounded", "left without bounds: it is an array of weights")
-        return Parameter(name, low, high, "", 1.0, shape)
+        return Parameter(name, low, high, "", 1.0, shape)  # without ends
     if name in bounds:
         ask = f"parameters.{name}"
         first, last = (float(x) for x in bounds[name])
@@ -238,9 +244,9 @@ def _parameter(
                 high = min(high, float(_value(policy, fleet, n)))
     if over and over not in names:
         low = max(low, float(_value(policy, fleet, over)))
-    return Parameter(
-        name, low, high, over if over in names else "", _size(policy, fleet, name, value, low, over, names)
-    )
+    size = _size(policy, fleet, name, value, low, over, names)
+    ended = math.isfinite(low) or over in names, math.isfinite(high)
+    return Parameter(name, low, high, over if over in names else "", size, (), ended)
 
 
 def _size(policy: Any, fleet: Any, name: str, value: float, low: float, over: str, names: Sequence[str]) -> float:
@@ -312,32 +318,26 @@ def _replaced(tree: Any, path: str, value: Any) -> Any:
     return eqx.tree_at(lambda t: find(t, path), tree, value)
 
 
-def _to_line(x: Array, low: Any, high: Any, size: float) -> Array:
-    finite_low, finite_high = _finite(low), _finite(high)
-    if finite_low and finite_high:
+def _to_line(x: Array, low: Any, high: Any, p: Parameter) -> Array:
+    if p.ended == (True, True):
         share = jnp.clip((x - low) / (high - low), BESIDE, 1.0 - BESIDE)
         return jnp.log(share) - jnp.log1p(-share)
-    if finite_low:
-        return _inverse_softplus(jnp.maximum((x - low) / size, BESIDE))
-    if finite_high:
-        return -_inverse_softplus(jnp.maximum((high - x) / size, BESIDE))
-    return x / size
+    if p.ended[0]:
+        return _inverse_softplus(jnp.maximum((x - low) / p.size, BESIDE))
+    if p.ended[1]:
+        return -_inverse_softplus(jnp.maximum((high - x) / p.size, BESIDE))
+    return x / p.size
 
 
-def _from_line(u: Array, low: Any, high: Any, size: float) -> Array:
-    finite_low, finite_high = _finite(low), _finite(high)
-    if finite_low and finite_high:
+def _from_line(u: Array, low: Any, high: Any, p: Parameter) -> Array:
+    if p.ended == (True, True):
         return low + (high - low) * jax.nn.sigmoid(u)
-    if finite_low:
-        return low + size * jax.nn.softplus(u)
-    if finite_high:
-        return high - size * jax.nn.softplus(-u)
-    return size * u
+    if p.ended[0]:
+        return low + p.size * jax.nn.softplus(u)
+    if p.ended[1]:
+        return high - p.size * jax.nn.softplus(-u)
+    return p.size * u
 
 
 def _inverse_softplus(y: Array) -> Array:
     return y + jnp.log(-jnp.expm1(-y))
-
-
-def _finite(end: Any) -> bool:
-    return not isinstance(end, float) or math.isfinite(end)

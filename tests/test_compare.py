@@ -70,7 +70,8 @@ def test_the_json_has_the_keys_that_others_read(result):
     assert len(data["policies"]) == len(LAWS)
     for row in data["policies"]:
         assert row.keys() >= KEYS
-        assert all(np.isfinite(value) for key, value in row.items() if key != "policy")
+        assert all(np.isfinite(value) for key, value in row.items() if key not in ("policy", "bound_ratio"))
+        assert row["bound_ratio"] is None  # not asked for
 
 
 def test_the_table_has_a_line_for_each(result):
@@ -178,3 +179,11 @@ def test_the_verb_lists_and_refuses(capsys, tmp_path, scenario):
     wrong.write_text("optimization_target: load\nprefill_scale_up_queue_tokens: 5\n")
     with pytest.raises(InputError, match=r"wrong\.yaml: .*given: target 'load'"):
         run(capsys, "--scenario", scenario, "--policies", str(wrong))
+
+
+def test_every_cost_is_shown_over_the_bound_where_it_is_asked_for():
+    load = default_workload(seed=0).slice(8 * 3600, 8.5 * 3600)
+    result = compare(small_fleet(), load, ["static", "heteroscale"], bound=True, progress=False)
+    assert all(row["bound_ratio"] >= 1.0 for row in result.rows())
+    assert result.to_dict()["clairvoyant_bound"] == result.bound > 0
+    assert "cost / bound" in str(result)
