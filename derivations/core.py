@@ -96,7 +96,7 @@ class ClosedForm:
     @property
     def relation(self) -> str:
         """What stands between the sides: an equals sign, unless the left side ends with < or another relation."""
-        return "" if self.symbol.endswith(("<", ">", r"\leq", r"\geq", r"\approx", r"\sim")) else " ="
+        return "" if self.symbol.endswith(("<", ">", r"\le", r"\ge", r"\leq", r"\geq", r"\approx", r"\sim")) else " ="
 
     def check_unit(self) -> None:
         """Raise `UnitError` unless every face has the declared unit."""

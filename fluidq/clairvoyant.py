@@ -172,9 +172,9 @@ def clairvoyant(
     physics = _physics(fleet, lengths, longest_context, facet, waits / dt)
     prices = _prices(fleet, objective, lengths, facet, late)
 
-    computed, output = amounts.computed.sum(axis=1), amounts.output.sum(axis=1)
+    computed, output = (np.asarray(part).sum(axis=1) for part in (amounts.computed, amounts.output))
     prefill = computed / (float(plant.r_P) * dt)
-    requests = amounts.requests.sum(axis=1)
+    requests = np.asarray(amounts.requests).sum(axis=1)
     number = max(1, math.ceil(prefill.size / STRETCH))
     edges = np.linspace(0, prefill.size, number + 1).round().astype(int)
     so_far = np.cumsum(requests)
@@ -288,7 +288,8 @@ def _amounts(load: Load) -> Load:
             raise refuse(f"load.{name}", worst, "finite amounts >= 0")
         if np.any((part > 0) & (parts[0] <= 0)):
             raise refuse(f"load.{name}", "more than 0 on a tick without requests", "0 there: tokens belong to requests")
-    return Load(*(part.reshape(ticks[0], -1) for part in parts))
+    whole: list[Any] = [part.reshape(ticks[0], -1) for part in parts]
+    return Load(*whole)
 
 
 def _lengths(load: Load) -> tuple[Lengths, float]:

@@ -219,13 +219,13 @@ def _controlled(fleet: Fleet, requests: Requests, policy: Policy) -> Control:
     asked = policy.initial(fleet, None)
     memory = policy.start(fleet, asked)
     # Numbers as arrays: another replay is then no other compilation.
-    law = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, float) else x, (policy, fleet))
+    law, on = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, float) else x, (policy, fleet))
 
     def decide(time: float, seen: dict[str, float]) -> tuple[int, int]:
         nonlocal memory
         values = {name: jnp.asarray(seen[name]) for name in Reading._fields}
         reading = Reading(**{**values, "index": jnp.asarray(round(seen["index"]))})
-        memory, wanted = _decided(*law, memory, reading)
+        memory, wanted = _decided(law, on, memory, reading)
         prefill, decode = (round(float(n)) for n in wanted)
         if policy.KEEPS_BUDGET:
             return prefill, decode

@@ -38,10 +38,10 @@ def run(args: argparse.Namespace) -> int:
     if args.policy is not None:
         over.setdefault("policy", {})["law"] = args.policy
     case = build_case(over, checked=True)
-    quiet = {"progress": not args.json}
-    files = {"checkpoint": out / "tune.checkpoint", "log": out / "tune.log.jsonl"} if out else {}
+    quiet: dict[str, Any] = {"progress": not args.json}
+    files: dict[str, Any] = {"checkpoint": out / "tune.checkpoint", "log": out / "tune.log.jsonl"} if out else {}
     given = (case.fleet, case.workload, case.policy, case.objective, case.settings)
-    asked = {"replay": 0} if args.no_replay else {}
+    asked: dict[str, Any] = {"replay": 0} if args.no_replay else {}
     with ThreadPoolExecutor(1) as pool:  # the bound needs no result: it is found beside the search
         least = None if args.no_bound else pool.submit(_bound, case)
         result = tune(*given, moves=case.moves, also=case.also, resume=args.resume, **files, **quiet)

@@ -831,7 +831,7 @@ registry: dict[str, Formula] = {
         "id": "D26",
         "unit": "s",
         "arguments": {"step_mean": "s", "step_spread": "s", "ranks": "1"},
-        "latex": r"\mathrm{E}\max \le = \mu + s \sqrt{2 \ln{\left(R \right)}}",
+        "latex": r"\mathrm{E}\max \le \mu + s \sqrt{2 \ln{\left(R \right)}}",
         "source": "theory, group 5; DeepEP",
     },
     "barrier_bound_any": {
@@ -839,7 +839,7 @@ registry: dict[str, Formula] = {
         "id": "D26",
         "unit": "s",
         "arguments": {"step_mean": "s", "step_spread": "s", "ranks": "1"},
-        "latex": r"\mathrm{E}\max \le = \mu + \frac{s \left(R - 1\right)}{\sqrt{2 R - 1}}",
+        "latex": r"\mathrm{E}\max \le \mu + \frac{s \left(R - 1\right)}{\sqrt{2 R - 1}}",
         "source": "theory, group 5; DeepEP",
     },
     "some_rank_prefills": {
@@ -1263,7 +1263,7 @@ registry: dict[str, Formula] = {
         "id": "D28",
         "unit": "1",
         "arguments": {"N": "GPU", "worker_sum": "GPU", "worker_gcd": "GPU"},
-        "latex": r"1 - \eta \le = \frac{N + \sum_j g_j - d \left\lfloor{\frac{N}{d}}\right\rfloor - d}{N}",
+        "latex": r"1 - \eta \le \frac{N + \sum_j g_j - d \left\lfloor{\frac{N}{d}}\right\rfloor - d}{N}",
         "source": "theory, group 5; MegaScale-Infer, Step-3, Song et al.",
     },
     "micro_batches_needed": {
@@ -1271,7 +1271,7 @@ registry: dict[str, Formula] = {
         "id": "D28",
         "unit": "1",
         "arguments": {"t_attention": "s", "t_ffn": "s", "t_hop": "s"},
-        "latex": r"m \ge = \frac{T_a + T_e + 2 T_c}{\max\left(T_a, T_e\right)}",
+        "latex": r"m \ge \frac{T_a + T_e + 2 T_c}{\max\left(T_a, T_e\right)}",
         "source": "theory, group 5; MegaScale-Infer, Step-3, Song et al.",
     },
     "pingpong_time": {
@@ -1343,7 +1343,7 @@ registry: dict[str, Formula] = {
         "id": "D27",
         "unit": "1",
         "arguments": {"rounding_loss": "1", "stranded": "1", "specialisation": "1", "overlap": "1", "phi": "1"},
-        "latex": r"\frac{X_{\mathrm{dis}}}{X_{\mathrm{agg}}} \ge = \left(1 - \varepsilon\right) \left(1 - \ell\right) \left(\sigma + 1\right) \left(1 - \omega \min\left(\phi, 1 - \phi\right)\right)",
+        "latex": r"\frac{X_{\mathrm{dis}}}{X_{\mathrm{agg}}} \ge \left(1 - \varepsilon\right) \left(1 - \ell\right) \left(\sigma + 1\right) \left(1 - \omega \min\left(\phi, 1 - \phi\right)\right)",
         "source": "the article's claim, made exact; theory, group 5",
     },
     "stranded_work": {

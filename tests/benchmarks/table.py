@@ -102,7 +102,7 @@ def measure(batch: int) -> dict[str, Any]:
     jax.block_until_ready(slope(origin[:4]))
     first = time.perf_counter() - start
 
-    quiet = {"progress": False}
+    quiet: dict[str, Any] = {"progress": False}
     ours = np.asarray(sweep(hard, points, **quiet))
     t_hard = timed(lambda: sweep(hard, points, **quiet))
     t_relaxed = timed(lambda: sweep(relaxed, points[:, :4], **quiet))
