@@ -46,8 +46,12 @@ class Descent:
     def begin(self, origin: np.ndarray, estimator: str, why: str, reports: list[Report]) -> None:
         """Start at `origin` and around it."""
         s = self.settings
-        noise = jax.random.normal(jax.random.key(s.seed), (s.starts - 1, len(origin)))
-        self.u = np.concatenate([origin[None], origin[None] + s.spread * np.asarray(noise)])
+        noise = np.asarray(jax.random.normal(jax.random.key(s.seed), (max(s.screen, s.starts - 1), len(origin))))
+        around = origin[None] + s.spread * noise
+        if s.screen:  # a hard run is cheap, and a start on a plateau or in a runaway loop never leaves it
+            merits = self.merit.hard(self.search.outcomes(around))
+            around = around[np.argsort(np.where(np.isfinite(merits), merits, np.inf), kind="stable")]
+        self.u = np.concatenate([origin[None], around[: s.starts - 1]])
         self._state = jax.vmap(self._optimiser.init)(jnp.asarray(self.u))
         self.estimator, self.why, self.reports = estimator, why, reports
 

@@ -89,6 +89,7 @@ KEYS: dict[str, dict[str, Key]] = {
     "tune": {
         "steps": Key(int, "gradient steps"),
         "starts": Key(int, "searches side by side"),
+        "screen": Key(int, "points run on the hard law first, of which the best are the other starts"),
         "spread": Key("1", "standard deviation of the starts, in unconstrained coordinates"),
         "learning_rate": Key("1", "Adam's, at the start"),
         "width_start": Key("1", "width of the relaxed law at the start"),

@@ -43,7 +43,8 @@ class Settings:
 
     Attributes:
         steps: gradient steps at most. starts: searches run side by side, the first from the given policy.
-        spread: standard deviation of the other starts around it, in unconstrained coordinates.
+        screen: points that are run on the hard law first; the best of them are the other starts. 0: the first ones are.
+        spread: standard deviation of those points around the given policy, in unconstrained coordinates.
         learning_rate: Adam's, falling along a cosine. width_start, width_end: relaxed width, falling geometrically.
         judge_every: steps between hard judgements. patience: judgements without a better hard cost after which the
             search stops early; 0 for never.
@@ -58,8 +59,9 @@ class Settings:
 
     steps: int = 60
     starts: int = 8
-    spread: float = 0.7
-    learning_rate: float = 0.15
+    screen: int = 64
+    spread: float = 1.5
+    learning_rate: float = 0.5
     width_start: float = 1.0
     width_end: float = 0.3
     judge_every: int = 10
@@ -78,7 +80,7 @@ class Settings:
         for name in ("steps", "starts", "judge_every", "unseen"):
             if getattr(self, name) < 1:
                 raise refuse(f"tune.{name}", getattr(self, name), "at least 1")
-        for name in ("realisations", "patience"):
+        for name in ("realisations", "patience", "screen"):
             if getattr(self, name) < 0:
                 raise refuse(f"tune.{name}", getattr(self, name), "an integer >= 0")
         if self.samples < 2:

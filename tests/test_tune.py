@@ -163,7 +163,7 @@ def test_risk_over_workloads_counts_the_worst():
 
 
 def test_early_stop_is_on_the_hard_cost():
-    result = run(settings=quick(steps=40, patience=2, judge_every=2, learning_rate=1e-6))
+    result = run(settings=quick(steps=40, starts=1, patience=2, judge_every=2, learning_rate=1e-6))
     assert result.stopped == 4  # two judgements in which nothing moved enough to be better
     assert len(result.history) == 4
 
