@@ -39,6 +39,7 @@ class Descent:
         self.relaxed_best: tuple[np.ndarray, float] | None = None
         self._relaxed_merit, self._gaps = np.inf, None
         self.duals = merit.duals(settings.starts)
+        self._last = np.zeros((0, 0, 0))
         self.estimator, self.why, self.reports = "", "", []
         self.u = np.zeros((settings.starts, 0))
         self._state: Any = None
@@ -146,20 +147,29 @@ class Descent:
         if known[index] < self._relaxed_merit:
             self._relaxed_merit, self.relaxed_best = float(known[index]), (self.u[index].copy(), width)
 
-    def _judge(self) -> None:
-        rows = self.search.rows
-        points = np.repeat(self.u, rows.draws, axis=0)
-        outcomes = rows.hard(points, np.tile(range(rows.draws), len(self.u))).reshape(len(self.u), rows.draws, -1)
-        merits = self.merit.hard(outcomes)
+    def judge(self, u: np.ndarray, step: int) -> np.ndarray:
+        """Hard merits of these points, inf where the workloads themselves are worse off; the best of them may win."""
+        outcomes, merits = self._hard(u)
         # The workloads themselves come first: a candidate must beat the given policy there, not only on average, and
         # where it breaks the constraint there it ranks among those that break it.
         own = self.merit.hard(outcomes[:, : self.own])
         merits = np.where(own <= self.own_limit, self.merit.where_broken(own, merits), np.inf)
         index = int(np.argmin(merits))
         if merits[index] < self.best_merit:
-            self.best_merit, self.best, self.waited = float(merits[index]), self.u[index].copy(), 0
+            self.best_merit, self.best, self.waited = float(merits[index]), u[index].copy(), 0
         else:
             self.waited += 1
-        self.judged.append((self.step, self.best_merit))
-        chosen = outcomes[:, list(self.search.draws)]
-        self.duals, self._gaps = self.merit.tightened(self.duals, chosen, self._gaps)
+        self.judged.append((step, self.best_merit))
+        return merits
+
+    def _judge(self) -> None:
+        self.judge(self.u, self.step)
+        if self.merit.attainment is not None:
+            chosen = self._last[:, list(self.search.draws)]
+            self.duals, self._gaps = self.merit.tightened(self.duals, chosen, self._gaps)
+
+    def _hard(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rows = self.search.rows
+        points = np.repeat(u, rows.draws, axis=0)
+        self._last = rows.hard(points, np.tile(range(rows.draws), len(u))).reshape(len(u), rows.draws, -1)
+        return self._last, self.merit.hard(self._last)

@@ -1,8 +1,8 @@
 """One picture per kind of result: `plot(result)` finds it, draws it, and returns its axes.
 
-    from fluidq.plots import plot
-    ax = plot(fluidq.size(...))          # a plan: throughput over the split, the flat region, the best whole split
-    ax = plot(run, ax=ax)                # a simulated run, a comparison, a search, a sweep, prices, a certificate ...
+from fluidq.plots import plot
+ax = plot(fluidq.size(...))          # a plan: throughput over the split, the flat region, the best whole split
+ax = plot(run, ax=ax)                # a simulated run, a comparison, a search, a sweep, prices, a certificate ...
 """
 
 from collections.abc import Callable

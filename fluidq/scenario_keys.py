@@ -103,6 +103,8 @@ KEYS: dict[str, dict[str, Key]] = {
         "risk_share": Key("1", "share of the draws, the worst, that cvar averages"),
         "also": Key(str, "further traces that count as much as the workload, separated by commas"),
         "attainment": Key("1", "least SLO attainment; the search then lowers what is paid, subject to it"),
+        "finish": Key(int, "generations of CMA-ES on the hard law at the end; 0: none"),
+        "finish_sigma": Key("1", "their first spread, in unconstrained coordinates"),
         "realisations": Key(int, "further draws that choose among candidates"),
         "unseen": Key(int, "draws that only the verdict sees"),
         "seed": Key(int, "of the starts and draws"),

@@ -214,7 +214,7 @@ def _parameter(
     names: Sequence[str],
     bounds: Mapping[str, tuple[float, float]],
 ) -> Parameter:
-    low, high = ENDS[tunable.kind]
+    low, high = policy.ranges().get(name, ENDS[tunable.kind])
     if name == "fleet.initial_gpus":  # a fleet starts with one worker of each pool at least, within its budget
         low, high = float(fleet.min_workers * sum(map(float, fleet.per_worker))), float(fleet.budget)
     value = _value(policy, fleet, name)

@@ -20,6 +20,7 @@ from fluidq._callable import make_callable
 from fluidq._descent import Descent
 from fluidq._errors import InputError, refuse, unknown
 from fluidq._feasible import check_attainment
+from fluidq._finish import finish
 from fluidq._merit import PAID, Merit
 from fluidq._rows import Rows
 from fluidq._run_log import RunLog
@@ -52,6 +53,8 @@ class Settings:
         samples: antithetic pairs of the smoothed estimator. sigma: their spread, in coordinates.
         risk: "mean" over workloads and draws, or "cvar", the mean over the worst `risk_share` of them.
         attainment: least SLO attainment, a share; the search then lowers what is paid subject to it. None for the cost.
+        finish: generations of an evolution strategy on the hard law at the end, from the best point found; 0 for none.
+        finish_sigma: its first spread, in coordinates.
         realisations: further draws of the workload used to choose among candidates (and for the gradient where the
             risk is "cvar"). unseen: draws that only the final verdict sees.
         seed: of the starts, the clouds and those draws.
@@ -72,6 +75,8 @@ class Settings:
     risk: str = "mean"
     risk_share: float = 0.3
     attainment: float | None = None
+    finish: int = 40
+    finish_sigma: float = 1.0
     realisations: int = 2
     unseen: int = 4
     seed: int = 0
@@ -80,14 +85,14 @@ class Settings:
         for name in ("steps", "starts", "judge_every", "unseen"):
             if getattr(self, name) < 1:
                 raise refuse(f"tune.{name}", getattr(self, name), "at least 1")
-        for name in ("realisations", "patience", "screen"):
+        for name in ("realisations", "patience", "screen", "finish"):
             if getattr(self, name) < 0:
                 raise refuse(f"tune.{name}", getattr(self, name), "an integer >= 0")
         if self.samples < 2:
             raise refuse("tune.samples", self.samples, "at least 2 antithetic pairs")
         if not 0 <= self.seed < 2**63:
             raise refuse("tune.seed", self.seed, "an integer from 0 to 2^63 - 1")
-        for name in ("spread", "learning_rate", "width_start", "width_end", "sigma"):
+        for name in ("spread", "learning_rate", "width_start", "width_end", "sigma", "finish_sigma"):
             if not getattr(self, name) > 0:
                 raise refuse(f"tune.{name}", getattr(self, name), "> 0")
         if self.width_end > self.width_start:
@@ -296,6 +301,8 @@ def tune(
                 bar.set_postfix_str(f"hard cost {descent.best_merit:.4g} GPU-h")
             state.keep(descent)
             bar.update()
+        steps = descent.step
+        finish(descent, origin, bar)
 
     best = descent.best
     after, fleet_after = (policy, fleet) if best is None else space.plain(jnp.asarray(best))
@@ -324,7 +331,7 @@ def tune(
         why=descent.why,
         reports=descent.reports,
         runs=rows.counted,
-        stopped=descent.step if descent.step < settings.steps else None,
+        stopped=steps if steps < settings.steps else None,
     )
 
 

@@ -72,6 +72,10 @@ class Watched(eqx.Module):
         """All but the hold where nothing is waited for."""
         return tuple(name for name in self.TUNABLE if name != "hold" or self.pending == "hold")
 
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """None narrower than their kinds."""
+        return {}
+
     def run(self) -> events.Run:
         """The path. Raises InputError as `fluidq.events.run` does."""
         names = ("C", "Q0", "mu", "workers", "theta_h", "theta_l", "step", "tau", "hold", "min_workers", "max_workers")

@@ -135,16 +135,23 @@ def test_a_cell_says_who_wins_and_by_how_much():
     assert not lost["goal_met"]
     assert not lost["never_worse"]
     never = cell(us=[(300, 110)], them=[(100, 100)])
-    assert never["verdict"] == "CMA-ES wins"
+    assert never["verdict"] == "CMA-ES wins: 3 seeds against 0"
     alone = cell(us=[(300, 100)], them=[(100, 110)])
-    assert alone["verdict"] == "fluidq alone finds it"
+    assert alone["verdict"] == "fluidq wins: 3 seeds against 0"
     assert alone["goal_met"]
+
+
+def test_where_most_seeds_fail_the_few_that_do_not_decide():
+    few = {"runs_to_1_percent": None, "found": 4}
+    assert peers.verdict({**few, "found": 0}, "TPE", few) == "TPE wins: 4 seeds against 0"
+    assert peers.verdict({**few, "found": 5}, "TPE", few) == "fluidq wins: 5 seeds against 4"
+    assert peers.verdict(few, "TPE", few) == "nobody wins"
 
 
 def test_the_table_names_the_winner():
     row = {"workload": "w", "law": "l", "parameters": 4, "seeds": 3, "budget": 600}
     text = peers.table([{**row, **cell(us=[(300, 110)], them=[(100, 100)])}])
-    assert "| CMA-ES wins |" in text
+    assert "| CMA-ES wins: 3 seeds against 0 |" in text
     assert text.count("1.000 (1.000)") == 1
     assert "met in 0 of 1 cells" in text
 

@@ -37,7 +37,8 @@ def test_untrained_it_sizes_for_the_recent_load_with_its_headroom():
 
 def test_the_relaxed_form_goes_to_the_hard_one():
     hard = float(simulate(FLEET, LOAD, Neural.make(), record=False).cost.cost)
-    gaps = [abs(float(simulate(FLEET, LOAD, Neural.make(), width=w, record=False).cost.cost) - hard) for w in (1.0, 1e-5)]
+    relaxed = [simulate(FLEET, LOAD, Neural.make(), width=w, record=False).cost.cost for w in (1.0, 1e-5)]
+    gaps = [abs(float(cost) - hard) for cost in relaxed]
     assert gaps[1] < 0.01 * hard
     assert gaps[1] < gaps[0]
 

@@ -202,3 +202,14 @@ def test_further_traces_are_read_beside_the_scenario_and_scaled_to_the_same_shar
     (other,) = case.also
     demand = other.requests / other.duration * float(case.fleet.request_gpu_seconds)
     assert demand == pytest.approx(0.25 * float(case.fleet.budget), rel=1e-9)
+
+
+def test_a_target_of_a_share_stays_a_share():
+    policy = law("hpa", small_fleet())
+    space = make_space(policy)
+    high = {p.name: p.high for p in space.parameters}
+    assert high["decode.target"] == 1.0  # of the batch slots
+    assert high["prefill.target"] == math.inf  # requests
+    for u in np.random.default_rng(0).normal(0, 6, size=(20, len(space.labels))):
+        moved, _ = space.plain(jnp.asarray(u))
+        moved.prepare(None, small_fleet())

@@ -110,6 +110,10 @@ class Policy(eqx.Module):
         """Names of `TUNABLE` that this law reads as it is set up: all, unless a choice switches some off."""
         return tuple(type(self).TUNABLE)
 
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """Ranges of parameters that this law, as it is set up, allows less than their kind would: by name."""
+        return {}
+
     def spelled_out(self) -> "Policy":
         """The same law with the defaults that a choice implies written as numbers, so that they can move."""
         return self

@@ -14,7 +14,7 @@ from fluidq.fleet import Fleet
 from fluidq.formulas import requests
 from fluidq.policies.base import Asked, Policy, Reading, Tunable
 from fluidq.policies.facts import Mix
-from fluidq.policies.metrics import POOLS, Pool, pool_of
+from fluidq.policies.metrics import METRICS, POOLS, Pool, pool_of
 
 
 class PoolLaw(eqx.Module):
@@ -58,6 +58,15 @@ class PerPool(Policy):
     def __check_init__(self) -> None:
         if self.prefill is None and self.decode is None:
             raise refuse("prefill and decode", None, "a law for at least one of the pools")
+
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """A target of a metric that is a share is a share too."""
+        return {
+            f"{pool}.{field}": (0.0, 1.0)
+            for pool, law in self._laws()
+            for field in ("target", "threshold", "targetValue")
+            if hasattr(law, field) and METRICS[getattr(law, "metric", "queue_length")].share
+        }
 
     def prepare(self, load: Any, fleet: Fleet) -> "PerPool":
         """The policy itself, once each law is known to fit its pool."""

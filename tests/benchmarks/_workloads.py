@@ -11,6 +11,8 @@ from fluidq.laws import law
 from fluidq.objective import Objective
 from fluidq.policies import Policy
 from fluidq.scenario import build_case
+from fluidq.space import Space, make_space
+from fluidq.tune import Moves
 from fluidq.workload import Workload, default_workload
 from tests.helpers import DATA
 
@@ -26,6 +28,8 @@ RECORDS = (
     ("embedded default", "", 86_400.0),
 )
 LAWS = ("dynamo", "hpa", "balance")
+# HPA's target for decode is a share of the batch: the law refuses more than 1, which its search space would allow.
+BOUNDS = {"hpa": {"decode.target": (0.0, 1.0)}}
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,15 @@ class Bench:
     def law(self, name: str) -> Policy:
         """The law with its product's defaults, spelled out so that they can move."""
         return law(name, self.fleet, self.objective).spelled_out()
+
+    @staticmethod
+    def moves(name: str) -> Moves:
+        """What moves in that law: all that it can, within what it accepts."""
+        return Moves(bounds=BOUNDS.get(name))
+
+    def space(self, name: str) -> Space:
+        """The search space that goes with it."""
+        return make_space(self.law(name), self.fleet, **self.moves(name)._asdict())
 
 
 def benches(*, quick: bool = False, only: list[str] | None = None) -> Iterator[Bench | tuple[str, str]]:

@@ -39,7 +39,7 @@ from fluidq._errors import InputError
 from fluidq._rows import Rows
 from fluidq.objective import Objective
 from fluidq.simulate import load_of, simulate
-from fluidq.space import Space, make_space
+from fluidq.space import Space
 from fluidq.tune import Settings, stack, tune
 from tests.benchmarks._workloads import Bench, benches, other_draw
 
@@ -107,7 +107,7 @@ def law_on(bench: Bench, name: str, settings: Settings, requests: int) -> tuple[
     loads = [load_of(bench.workload, fleet.interval)]
     loads += [load_of(other_draw(bench.workload, k), fleet.interval) for k in range(OTHER_DAYS)]
     began = time.perf_counter()
-    space = make_space(policy, fleet)
+    space = bench.space(name)
     rows = Rows(space, stack(loads), objective)
     default = rows.of(policy)
     wanted = float(default[0, ATTAINED])
@@ -126,10 +126,12 @@ def law_on(bench: Bench, name: str, settings: Settings, requests: int) -> tuple[
 
         def search(aim: Objective, s: Settings) -> Any:
             nonlocal points, outcomes
-            result = tune(fleet, bench.workload, given, aim, s, log=log, progress=False)
+            result = tune(fleet, bench.workload, given, aim, s, moves=bench.moves(name), log=log, progress=False)
             path = np.concatenate([visited(log, s.judge_every), np.asarray(result.coordinates)[None]])
+            assert result.space is not None
+            found_in = result.space
             # Another start has another unit of its coordinates: back to those of the default.
-            path = np.asarray(jax.vmap(lambda u: space.coordinates(result.space.values(u)))(jnp.asarray(path)))
+            path = np.asarray(jax.vmap(lambda u: space.coordinates(found_in.values(u)))(jnp.asarray(path)))
             points = np.concatenate([points, path])
             outcomes = np.concatenate([outcomes, rows.hard(path, np.zeros(len(path), int))])
             return result
@@ -199,11 +201,19 @@ def on_requests(bench: Bench, before: Any, after: Any, most: int) -> dict[str, A
     """A sample of the workload in whole requests under both; `why` where there is nothing to tell."""
     from fluidq._certificate_requests import on_requests as served
 
-    runs = tuple(simulate(bench.fleet, bench.workload, p, bench.objective) for p in (before, after))
+    first, last = (simulate(bench.fleet, bench.workload, p, bench.objective) for p in (before, after))
     reaction = float(bench.fleet.cold_start) + bench.fleet.interval
     fleets, laws = (bench.fleet, bench.fleet), (before, after)
     got = served(
-        fleets, laws, runs, bench.workload, bench.objective, reaction=reaction, most=most, seeds=3, progress=False
+        fleets,
+        laws,
+        (first, last),
+        bench.workload,
+        bench.objective,
+        reaction=reaction,
+        most=most,
+        seeds=3,
+        progress=False,
     )
     return {"why": got} if isinstance(got, str) else got.to_dict()
 
