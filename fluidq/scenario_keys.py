@@ -186,7 +186,8 @@ def template() -> str:
                 lines.append(f"# {name} = {_toml(built_in[name])}  # {words}")
             else:
                 example = "trace.csv" if key.kind is str else 1 if key.kind is int else _example(name, key)
-                lines.append(f"# {name} = {_toml(built_in.get(name, example))}  # {words}")
+                value = built_in.get(name)
+                lines.append(f"# {name} = {_toml(example if value is None else value)}  # {words}")
         lines.append("")
     lines += [f"# {MOVES_WORDS}", f"[{MOVES}]"]
     lines += ['# ratio = "fixed"', '# decode_up = "0.7 .. 1.2"  # within this range', "# decode_down = 0.6  # set"]
