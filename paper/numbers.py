@@ -228,6 +228,14 @@ def searched() -> list[Number | Word]:
         *found,
         Number("Steps", t["steps"], ".0f", "", "gradient steps"),
         Number("Starts", t["starts"], ".0f", "", "starts side by side"),
+        Number("Screened", t["screened"], ".0f", "", "points run on the hard law for the starts"),
+        Number("Generations", t["generations"], ".0f", "", "generations of CMA-ES at the end"),
+        *(
+            Number(f"Merit{name}", value, ",.0f", "", f"mean hard cost over the draws that choose, {when}")
+            for name, value, when in zip(
+                ("Start", "Slopes", "End"), t["merits"], ("before", "after the gradient", "at the end"), strict=True
+            )
+        ),
         Number("Runs", t["runs"], ",.0f", "", "closed loops simulated, one with slopes counted 1 + parameters"),
         Number("WidthStart", t["width start"], ".1f", "", "relaxed width at the start"),
         Number("WidthEnd", t["width end"], ".1f", "", "relaxed width at the end"),

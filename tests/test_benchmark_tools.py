@@ -97,13 +97,14 @@ def test_every_peer_starts_at_the_start_or_around_it_and_stops_at_the_budget(nam
         assert costs[0] == pytest.approx(1.75)
 
 
-def test_steps_fit_the_budget():
-    s = peers.SETTINGS
+def test_steps_and_generations_fit_the_budget():
     for parameters in (4, 10, 14):
-        steps = peers.steps_for(600, parameters, s)
-        assert steps * s.starts * (1 + parameters) < 600
-        assert (steps + 5) * s.starts * (1 + parameters) > 600 - 5 * (1 + parameters) - steps * s.starts
-    assert peers.steps_for(10, 14, s) == 1
+        s = peers.fitted(600, parameters, peers.SETTINGS)
+        spent = s.screen + (5 + s.steps * s.starts) * (1 + parameters) + s.finish * peers.POPULATION
+        assert 0.9 * 600 < spent + s.steps * s.starts / s.judge_every <= 600
+        assert s.steps > 1
+        assert s.finish > 1
+    assert peers.fitted(10, 14, peers.SETTINGS).steps == 1
 
 
 def trace(*points):

@@ -25,7 +25,18 @@ from tests.helpers import small_fleet, small_plant
 
 # One shape for all searches, so that they share their compilations: an hour, two draws, the same law.
 HOUR = default_workload(seed=0).slice(8 * 3600, 9 * 3600)
-QUICK = Settings(steps=12, starts=2, judge_every=4, realisations=1, unseen=4, estimator="pathwise")
+QUICK = Settings(
+    screen=0,
+    finish=0,
+    spread=0.7,
+    learning_rate=0.15,
+    steps=12,
+    starts=2,
+    judge_every=4,
+    realisations=1,
+    unseen=4,
+    estimator="pathwise",
+)
 POLICY = Thresholds(prefill_up=1.0, prefill_down=0.1, decode_up=1.0, decode_down=0.6, ratio=0.5, step=4.0)
 NO_LOSS = Objective(late_weight=0.0, lost_weight=0.0, stalled_weight=0.0)
 

@@ -66,7 +66,8 @@ def test_its_gradient_is_finite_and_the_same_in_both_modes(load):
 
 
 def test_it_learns():
-    settings = Settings(steps=8, starts=1, judge_every=4, realisations=0, unseen=1, estimator="pathwise")
+    slow = {"learning_rate": 0.15, "finish": 0, "estimator": "pathwise"}
+    settings = Settings(steps=16, starts=1, judge_every=4, realisations=0, unseen=1, **slow)
     result = tune(FLEET, LOAD, Neural.make(hidden=3), settings=settings, progress=False)
     assert len(result.space.labels) > 24  # more than forward mode is meant for
     assert result.hard_after["cost"] < result.hard_before["cost"]

@@ -36,6 +36,13 @@ def compute() -> dict[str, Any]:
         "runs": result.runs,
         "steps": len(result.history),
         "starts": result.settings.starts,
+        "screened": result.settings.screen,
+        "generations": result.settings.finish,
+        "merits": [
+            result.judged[0][1],
+            min(cost for step, cost in result.judged if step <= len(result.history)),
+            result.judged[-1][1],
+        ],
         "not taken": kept["search"]["steps_not_taken"],
         "width start": result.settings.width_start,
         "width end": result.settings.width_end,

@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script
 import numpy as np
 
 import fluidq._descent
+from fluidq._finish import POPULATION
 from fluidq._rows import Rows
 from fluidq.estimators import Report
 from fluidq.simulate import load_of
@@ -44,11 +45,11 @@ RANGE = 4.0
 SIGMA, CORNERS = 2.0, 1.0
 WITHIN = 0.01
 GOAL = 20.0
-# What fluidq runs with in every cell; the number of steps is what the budget allows.
-SETTINGS = Settings(starts=2, learning_rate=0.5, judge_every=2, estimator="pathwise", realisations=0, unseen=1)
-# The same with everything else as it is shipped; it spends the budget on few steps of many starts.
-SHIPPED = Settings(realisations=0, unseen=1)
-OURS = {"fluidq": SETTINGS, "fluidq as shipped": SHIPPED}
+# What fluidq runs with in every cell; steps and generations are what the budget allows.
+SETTINGS = Settings(starts=2, screen=48, judge_every=2, estimator="pathwise", realisations=0, unseen=1)
+OURS = {"fluidq": SETTINGS}
+# Share of the budget, once the start is screened and checked, that gradient steps take; the rest ends the search.
+SLOPES = 0.4
 
 Objective = Callable[[np.ndarray], np.ndarray]
 Peer = Callable[[Objective, np.ndarray, np.random.Generator], None]
@@ -138,10 +139,12 @@ def traced(rows: Rows, budget: int, search: Callable[[Objective], None]) -> Trac
     return trace
 
 
-def steps_for(budget: int, parameters: int, settings: Settings) -> int:
-    """Steps that fit: slopes at every start, and the judgements; what precedes them is about five runs with slopes."""
-    left = budget - 5 * (1 + parameters)
-    return max(1, int(left / (settings.starts * (1 + parameters + 1 / settings.judge_every))))
+def fitted(budget: int, parameters: int, settings: Settings) -> Settings:
+    """The settings with steps and generations that fit: what precedes them is about five runs with slopes."""
+    left = budget - settings.screen - 5 * (1 + parameters)
+    each = settings.starts * (1 + parameters + 1 / settings.judge_every)
+    steps = max(1, int(SLOPES * left / each))
+    return replace(settings, steps=steps, finish=max(0, int((left - steps * each) / POPULATION)))
 
 
 class Watched(fluidq._descent.Descent):
@@ -153,9 +156,10 @@ class Watched(fluidq._descent.Descent):
         self.notes.trace.append((1, self.best_merit))  # the given policy, judged before anything else
         super().begin(origin, estimator, why, reports)
 
-    def _judge(self) -> None:
-        super()._judge()
+    def judge(self, u: np.ndarray, step: int) -> np.ndarray:
+        merits = super().judge(u, step)
         self.notes.trace.append((self.search.rows.counted, self.best_merit))
+        return merits
 
 
 def tuned(bench: Bench, name: str, settings: Settings, budget: int) -> Trace:
@@ -191,9 +195,9 @@ def cell(
             rng = np.random.default_rng([seed, number])
             searches[method, seed] = partial(traced, rows, budget, lambda f, peer=peer, rng=rng: peer(f, start, rng))
     for method, s in settings.items():
-        steps = steps_for(budget, len(start), s)
+        fit = fitted(budget, len(start), s)
         for seed in range(seeds):
-            mine = replace(s, steps=steps, seed=seed)
+            mine = replace(fit, seed=seed)
             searches[method, seed] = partial(tuned, bench, name, mine, budget)
     module = sys.modules["fluidq.tune"]
     with mock.patch.object(module, "Rows", served), mock.patch.object(module, "Descent", Watched):
@@ -300,6 +304,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--budget", type=int, default=None, help="closed loops per search")
     parser.add_argument("--workloads", nargs="*", help="names; without it all five")
     parser.add_argument("--laws", nargs="*", default=list(LAWS))
+    parser.add_argument("--methods", nargs="*", default=list(PEERS), choices=list(PEERS), help="peers; without it all")
     parser.add_argument("--out", type=Path, help="a JSON file, written after every cell")
     args = parser.parse_args(arguments)
     seeds, budget = args.seeds or (2 if args.quick else 10), args.budget or (150 if args.quick else 600)
@@ -315,7 +320,7 @@ def main(arguments: list[str] | None = None) -> int:
             continue
         for name in args.laws:
             began = time.perf_counter()
-            traces = cell(bench, name, seeds, budget, OURS)
+            traces = cell(bench, name, seeds, budget, OURS, {m: PEERS[m] for m in args.methods})
             facts = {"workload": bench.name, "law": name, "seeds": seeds, "budget": budget}
             parameters = len(bench.space(name).parameters)
             seconds = time.perf_counter() - began
